@@ -1,0 +1,157 @@
+"""Answers "this kernel, because ..." or "none, because ..." for an operator on a target.
+
+Each operator file registers its reference and its schedules with the decorators below. Schedules
+of an operator are tried in the order in which they are registered; one that does not fit raises
+`Refusal` with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from k3tvm._tvm import IRBuilder, T, tvm
+from k3tvm.errors import TargetError
+from k3tvm.relax_models.operators import Operator
+from k3tvm.schedules.profile import TargetProfile
+
+O = TypeVar("O", bound=Operator)  # noqa: E741
+Body = Callable[[Any, TargetProfile, SimpleNamespace], None]
+Arrays = Mapping[str, np.ndarray]
+Reference = Callable[[Any, Any], dict[str, np.ndarray]]
+
+OPERATOR_FILES = (
+    "attn_res",
+    "elementwise",
+    "experts",
+    "kda_chunk",
+    "kda_step",
+    "linear",
+    "mla",
+    "norms",
+    "router",
+    "short_conv",
+)
+
+
+class Refusal(Exception):
+    """A schedule's answer that it does not fit an operator on a target, with the reason."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One way to run an operator on one kind of target."""
+
+    operator: type[Operator]
+    kind: str
+    name: str
+    reason: str
+    body: Body
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The answer: a kernel for an operator, who made it and why it was chosen."""
+
+    operator: Operator
+    schedule: str
+    reason: str
+    func: Any  # tvm.tirx.PrimFunc
+
+
+_schedules: list[Schedule] = []
+_references: dict[type[Operator], Reference] = {}
+
+
+def schedule(operator: type[Operator], kind: str, reason: str) -> Callable[[Body], Body]:
+    """Register `body(op, profile, args)` as a way to run `operator` on targets of `kind`.
+
+    The body emits TIR. `args` has one attribute per tensor and scalar of the operator, and one per
+    symbolic dimension (`args.n`). It raises `Refusal` when the operator or profile does not fit.
+    """
+
+    def register(body: Body) -> Body:
+        name = f"{body.__module__.rsplit('.', 1)[-1]}.{body.__name__}"
+        _schedules.append(Schedule(operator, kind, name, reason, body))
+        return body
+
+    return register
+
+
+def reference(operator: type[Operator]) -> Callable[[Reference], Reference]:
+    """Register `ref(op, args)`, float64 NumPy, as what every kernel of the operator must compute.
+
+    `args` has one array per input tensor (as the kernel gets it) and one int per scalar; the
+    result has one array per `inout` and `out` tensor. Inputs are not modified.
+    """
+
+    def register(function: Reference) -> Reference:
+        _references[operator] = function
+        return function
+
+    return register
+
+
+@cache
+def _load_operator_files() -> None:
+    for name in OPERATOR_FILES:
+        importlib.import_module(f"k3tvm.schedules.{name}")
+
+
+def reference_of(operator: Operator) -> Reference:
+    """The NumPy reference of an operator."""
+    _load_operator_files()
+    return _references[type(operator)]
+
+
+def build_function(op: Operator, profile: TargetProfile, body: Body) -> Any:
+    """Emit a PrimFunc for `op`: parameters from its arguments and scalars, then the body."""
+    symbols: dict[str, Any] = {}
+
+    def dim(d: int | str) -> Any:
+        if isinstance(d, int):
+            return T.int64(d)
+        return symbols.setdefault(d, tvm.tirx.Var(d, "int64"))
+
+    args = op.arguments()
+    with IRBuilder() as builder, T.prim_func():
+        T.func_name(op.key)
+        T.func_attr({"tirx.noalias": True, "op_pattern": 8})
+        handles = [(a, T.arg(a.name, T.handle())) for a in _kernel_order(args)]
+        scalars = {s: T.arg(s, tvm.tirx.Var(s, "int64")) for s in op.scalars}
+        names: dict[str, Any] = dict(scalars)
+        for a, handle in handles:
+            names[a.name] = T.match_buffer(handle, tuple(dim(d) for d in a.shape), a.dtype)
+        body(op, profile, SimpleNamespace(**names, **symbols))
+    return builder.get()
+
+
+def _kernel_order(args: tuple[Any, ...]) -> list[Any]:
+    return [a for a in args if a.role != "out"] + [a for a in args if a.role == "out"]
+
+
+@cache
+def select(op: Operator, profile: TargetProfile) -> Kernel:
+    """The first schedule that fits; TargetError with every refusal when none does."""
+    _load_operator_files()
+    refusals = []
+    for s in _schedules:
+        if s.operator is not type(op):
+            continue
+        if s.kind != profile.kind:
+            refusals.append(f"{s.name}: is for {s.kind}")
+            continue
+        try:
+            return Kernel(op, s.name, s.reason, build_function(op, profile, s.body))
+        except Refusal as refusal:
+            refusals.append(f"{s.name}: {refusal}")
+    raise TargetError(
+        f"{op.name} ({op.key}): no kernel for {profile.name}; "
+        + ("; ".join(refusals) or "no schedule is registered")
+    )

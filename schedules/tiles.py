@@ -1,0 +1,234 @@
+"""Register tiles over packed weights: one block times one row, and groups of blocks times many rows.
+
+Everything that multiplies weights on the CPU is made of two pieces. `matvec` streams one 16-row
+block against one row of x; the weights are decoded in registers. `matmul` decodes a slice of a
+group of blocks into the L1 cache once, and multiplies it with all rows in register tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from k3tvm._tvm import T
+from k3tvm.relax_models.operators import WeightFormat
+from k3tvm.schedules import mxfp4_cpu
+from k3tvm.schedules import vector as v
+from k3tvm.schedules.profile import TargetProfile
+
+Finish = Callable[[Any, int, Any], None]
+CHAINS = 4  # independent sums per vector: covers the latency of the multiply-add
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A packed weight inside a kernel: its format, its k, and its buffers."""
+
+    fmt: WeightFormat
+    k: int
+    profile: TargetProfile
+    words: Any
+    scale: Any = None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Shape of the register tile: blocks of 16 weight rows, rows of x, and k decoded at a time."""
+
+    blocks: int
+    rows: tuple[int, ...]
+    depth: int
+
+
+def tile_of(profile: TargetProfile) -> Tile:
+    """What fits the registers: 24 + 2 of 32 zmm, 12 + 2 of 16 ymm (two per vector), 8 + 4 of 16 xmm.
+
+    The decoded slice takes half of a 32 KiB L1 cache.
+    """
+    if profile.isa == "avx512":
+        return Tile(2, (12, 4, 1), 128)
+    return Tile(1, (6, 2, 1) if profile.isa == "avx2" else (2, 1), 256)
+
+
+# --- one block, one row -------------------------------------------------------------------------
+
+
+def matvec(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: Any) -> Any:
+    """Block `lead` of the weight times x[row, offset : offset + k]: 16 sums, one per weight row."""
+    body = {"float32": _matvec_f32, "bfloat16": _matvec_bf16, "mxfp4": _matvec_mxfp4}[w.fmt]
+    return body(w, lead, x, row, offset)
+
+
+def _zeros(count: int, lanes: int) -> list[Any]:
+    sums = [v.scratch(lanes) for _ in range(count)]
+    for s in sums:
+        v.store(s, v.splat(0.0, lanes), 0, lanes=lanes)
+    return sums
+
+
+def _accumulate(w: Weights, acc: Any, a: Any, b: Any, lanes: int) -> None:
+    v.store(acc, v.fma(w.profile, a, b, v.load(acc, 0, lanes=lanes), lanes), 0, lanes=lanes)
+
+
+def _total(sums: list[Any], lanes: int) -> Any:
+    values = [v.load(s, 0, lanes=lanes) for s in sums]
+    while len(values) > 1:
+        values = [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
+    return v.let(values[0])
+
+
+def _unrolled(k: int, step: Callable[[Any, int], None]) -> None:
+    """step(k, chain) for all k, `CHAINS` at a time, the rest one by one."""
+    with v.serial(k // CHAINS) as i:
+        for c in range(CHAINS):
+            step(i * CHAINS + c, c)
+    for c in range(k % CHAINS):
+        step(k // CHAINS * CHAINS + c, c)
+
+
+def _matvec_f32(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: Any) -> Any:
+    sums = _zeros(CHAINS, v.LANES)
+
+    def step(k: Any, chain: int) -> None:
+        xk = v.splat(v.load(x, row, offset + k, lanes=1))
+        _accumulate(w, sums[chain], v.load(w.words, *lead, k, 0), xk, v.LANES)
+
+    _unrolled(w.k, step)
+    return _total(sums, v.LANES)
+
+
+def _matvec_bf16(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: Any) -> Any:
+    low, high = _zeros(CHAINS, 8), _zeros(CHAINS, 8)
+
+    def step(k: Any, chain: int) -> None:
+        word = v.let(v.load(w.words, *lead, k, 0, lanes=8))
+        xk = v.let(v.splat(v.load(x, row, offset + k, lanes=1), 8))
+        first, second = v.bf16_pair(word)
+        _accumulate(w, low[chain], first, xk, 8)
+        _accumulate(w, high[chain], second, xk, 8)
+
+    _unrolled(w.k, step)
+    return v.let(v.concat(_total(low, 8), _total(high, 8), 8))
+
+
+def _matvec_mxfp4(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: Any) -> Any:
+    total = _zeros(1, v.LANES)[0]
+    with v.serial(w.k // 32) as block:
+        sums: list[Any] = [None] * CHAINS
+        for i in range(4):
+            word = v.let(v.load(w.words, *lead, block * 4 + i, 0))
+            for e, value in enumerate(mxfp4_cpu.elements(w.profile, word)):
+                xk = v.splat(v.load(x, row, offset + block * 32 + (i * 8 + e), lanes=1))
+                c = e % CHAINS
+                product = value * xk if sums[c] is None else v.fma(w.profile, value, xk, sums[c])
+                sums[c] = v.let(product)
+        part = (sums[0] + sums[1]) + (sums[2] + sums[3])
+        _accumulate(w, total, part, mxfp4_cpu.scale_vector(w.scale, *lead, block, 0), v.LANES)
+    return v.let(v.load(total, 0))
+
+
+# --- a group of blocks, many rows ---------------------------------------------------------------
+
+
+def matmul(
+    w: Weights,
+    leads: list[tuple[Any, ...]],
+    x: Any,
+    first_row: Any,
+    rows: Any,
+    most_rows: Any,
+    offset: Any,
+    finish: Finish,
+) -> None:
+    """finish(i, g, sums) for the rows first_row + i of x, 0 <= i < rows, and every block g of `leads`.
+
+    `x` is [*, width] read at `offset`; sums has 16 lanes. Partial sums over slices of k are kept
+    in a workspace [most_rows, blocks*16] of float32; `most_rows` must be known outside of all
+    loops, since TVM moves allocations there.
+    """
+    tile, width = tile_of(w.profile), len(leads) * v.LANES
+    depth = min(tile.depth, w.k)
+    sums = v.workspace([most_rows, width])
+    decoded = v.workspace([depth, width])
+    with v.serial(rows) as i:
+        for g in range(len(leads)):
+            v.store(sums, v.splat(0.0), i, g * v.LANES)
+    with v.serial(-(-w.k // depth)) as s:
+        k0 = v.let(s * depth)
+        length = depth if w.k % depth == 0 else v.let(T.min(v.int64(depth), w.k - k0))
+        for g, lead in enumerate(leads):
+            _decode(w, lead, k0, length, decoded, g * v.LANES)
+        _tiles(w, tile.rows, decoded, sums, x, first_row, rows, offset + k0, length, len(leads))
+    with v.serial(rows) as i:
+        for g in range(len(leads)):
+            finish(i, g, v.let(v.load(sums, i, g * v.LANES)))
+
+
+def _tiles(
+    w: Weights,
+    heights: tuple[int, ...],
+    decoded: Any,
+    sums: Any,
+    x: Any,
+    first_row: Any,
+    rows: Any,
+    offset: Any,
+    length: Any,
+    groups: int,
+) -> None:
+    """Cover the rows with the tallest tiles first; each height takes what the taller ones left."""
+    done = v.int64(0)
+    for height in heights:
+        count = v.let((rows - done) // height)
+        with v.serial(count) as t:
+            start = v.let(done + t * height)
+            _tile(w, height, decoded, sums, x, first_row, start, offset, length, groups)
+        done = v.let(done + count * height)
+
+
+def _tile(
+    w: Weights,
+    height: int,
+    decoded: Any,
+    sums: Any,
+    x: Any,
+    first_row: Any,
+    start: Any,
+    offset: Any,
+    length: Any,
+    groups: int,
+) -> None:
+    cells = [[v.scratch(v.LANES) for _ in range(groups)] for _ in range(height)]
+    for m, row_cells in enumerate(cells):
+        for g, cell in enumerate(row_cells):
+            v.store(cell, v.load(sums, start + m, g * v.LANES), 0)
+    with v.serial(length) as k:
+        weights = [v.let(v.load(decoded, k, g * v.LANES)) for g in range(groups)]
+        for m, row_cells in enumerate(cells):
+            xk = v.let(v.splat(v.load(x, first_row + start + m, offset + k, lanes=1)))
+            for g, cell in enumerate(row_cells):
+                _accumulate(w, cell, weights[g], xk, v.LANES)
+    for m, row_cells in enumerate(cells):
+        for g, cell in enumerate(row_cells):
+            v.store(sums, v.load(cell, 0), start + m, g * v.LANES)
+
+
+def _decode(w: Weights, lead: tuple[Any, ...], k0: Any, length: Any, out: Any, column: int) -> None:
+    """out[k, column : column+16] = weight block `lead` at k0 + k, float32, for k < length."""
+    if w.fmt == "float32":
+        with v.serial(length) as k:
+            v.store(out, v.load(w.words, *lead, k0 + k, 0), k, column)
+    elif w.fmt == "bfloat16":
+        with v.serial(length) as k:
+            low, high = v.bf16_pair(v.let(v.load(w.words, *lead, k0 + k, 0, lanes=8)))
+            v.store(out, low, k, column, lanes=8)
+            v.store(out, high, k, column + 8, lanes=8)
+    else:
+        with v.serial(length // 32) as b:
+            block = v.let(k0 // 32 + b)
+            scale = v.let(mxfp4_cpu.scale_vector(w.scale, *lead, block, 0))
+            for i in range(4):
+                word = v.let(v.load(w.words, *lead, block * 4 + i, 0))
+                for e, value in enumerate(mxfp4_cpu.elements(w.profile, word)):
+                    v.store(out, value * scale, b * 32 + (i * 8 + e), column)

@@ -1,0 +1,88 @@
+"""Runs one operator's kernel on a target and its NumPy reference on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from k3tvm._tvm import tvm
+from k3tvm.relax_models.operators import Arg, Operator
+from k3tvm.schedules import registry
+from k3tvm.schedules.profile import TargetProfile
+
+PORTABLE = TargetProfile("cpu", "portable", "x86-64", "portable")
+
+
+def host_profiles() -> list[TargetProfile]:
+    """Every CPU profile that this machine can execute, the portable one first."""
+    profiles = [PORTABLE]
+    flags = set(open("/proc/cpuinfo").read().split())
+    if {"avx2", "fma"} <= flags:
+        profiles.append(TargetProfile("cpu", "avx2", "x86-64-v3", "avx2"))
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+        profiles.append(TargetProfile("cpu", "avx512", "x86-64-v4", "avx512"))
+    return profiles
+
+
+@cache
+def compiled(op: Operator, profile: TargetProfile) -> Any:
+    """The kernel of `op` as a callable TVM function."""
+    kernel = registry.select(op, profile)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": profile.mcpu})
+    func = kernel.func.with_attr("global_symbol", op.key)
+    return tvm.compile(tvm.IRModule({op.key: func}), target=target)[op.key]
+
+
+def run(
+    op: Operator,
+    profile: TargetProfile,
+    inputs: Mapping[str, np.ndarray],
+    scalars: Mapping[str, int] | None = None,
+    **symbols: int,
+) -> dict[str, np.ndarray]:
+    """Run the kernel; returns every `inout` and `out` array. Outputs start as NaN or -1."""
+    sizes = _symbols(op, inputs) | symbols
+    order = [a for a in op.arguments() if a.role != "out"]
+    order += [a for a in op.arguments() if a.role == "out"]
+    tensors = {a.name: tvm.runtime.tensor(_array(a, inputs, sizes)) for a in order}
+    values = scalars or {}
+    compiled(op, profile)(*tensors.values(), *(values[s] for s in op.scalars))
+    return {a.name: tensors[a.name].numpy() for a in order if a.role != "in"}
+
+
+def expect(
+    op: Operator, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """What the NumPy reference gives for the same inputs."""
+    return registry.reference_of(op)(op, SimpleNamespace(**inputs, **(scalars or {})))
+
+
+def relative_error(got: np.ndarray, want: np.ndarray) -> float:
+    """max |got - want| / max |want|; NaN in `got` gives infinity."""
+    if not np.isfinite(got).all():
+        return float("inf")
+    scale = np.abs(want).max(initial=0.0) or 1.0
+    return float(np.abs(got - want).max(initial=0.0) / scale)
+
+
+def _symbols(op: Operator, inputs: Mapping[str, np.ndarray]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for a in op.arguments():
+        if a.name in inputs:
+            shape = inputs[a.name].shape
+            sizes |= {d: s for d, s in zip(a.shape, shape, strict=True) if isinstance(d, str)}
+    return sizes
+
+
+def _array(a: Arg, inputs: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
+    if a.role != "out":
+        array = inputs[a.name]
+        if array.dtype != np.dtype(a.dtype):
+            raise TypeError(f"{a.name}: {array.dtype}, the operator takes {a.dtype}")
+        return np.ascontiguousarray(array)
+    shape = [d if isinstance(d, int) else sizes[d] for d in a.shape]
+    return np.full(shape, np.nan if a.dtype == "float32" else -1, a.dtype)
