@@ -24,8 +24,9 @@ def check_pins() -> None:
             found = "none"
         if found != wanted:
             raise TargetError(
-                f"{package}: found {found}, k3tvm needs exactly {wanted};"
-                f" run: pip install {package}=={wanted}"
+                f"found {found}, k3tvm needs exactly {wanted}",
+                where=package,
+                cure=f"run: pip install {package}=={wanted}",
             )
 
 

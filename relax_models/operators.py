@@ -41,7 +41,7 @@ class Arg:
 
 @dataclass(frozen=True)
 class Operator:
-    """Base of all operators. Kernel parameters are: `in` and `inout` in order, `out`, scalars."""
+    """Base of all operators. Kernel parameters are: `in` and `inout` in order, scalars, `out`."""
 
     scalars: ClassVar[tuple[str, ...]] = ()
 

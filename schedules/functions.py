@@ -47,8 +47,8 @@ def interpolated(
 
 # (exp(r) - 1 - r) / r^2; |r| <= ln(2)/2 and a little more, as rounding to n is not exact
 EXP_TAIL = interpolated(lambda k: 1.0 / math.factorial(k + 2), 4, -0.3469, 0.3469)
-# atanh(s) / s as a function of s^2, 0 <= s <= 1/3
-ATANH = interpolated(lambda k: 1.0 / (2 * k + 1), 4, 0.0, 1.0 / 9.0)
+# (atanh(s) - s) / s^3 as a function of s^2, 0 <= s <= 1/3
+ATANH_TAIL = interpolated(lambda k: 1.0 / (2 * k + 3), 3, 0.0, 1.0 / 9.0)
 
 
 def polynomial(
@@ -81,13 +81,16 @@ def power_of_two(n: Expr, lanes: int = v.LANES) -> Expr:
 
 def _reduced(p: TargetProfile, x: Expr, lanes: int) -> tuple[Expr, Expr]:
     """(n, exp(r) - 1) with x = n * ln 2 + r, |r| <= ln(2)/2; n is int32."""
-    shifted = v.let(v.fma(p, x, v.splat(1.0 / math.log(2.0), lanes), v.splat(MAGIC, lanes), lanes))
+    shifted = v.fma(p, x, v.splat(1.0 / math.log(2.0), lanes), v.splat(MAGIC, lanes), lanes)
     n = v.let(v.bits(shifted, "int32", lanes) - v.splat(MAGIC_BITS, lanes, "int32"))
-    whole = v.let(shifted - v.splat(MAGIC, lanes))
-    r = v.let(v.fma(p, whole, v.splat(-LN2_HIGH, lanes), x, lanes))
-    r = v.let(v.fma(p, whole, v.splat(-LN2_LOW, lanes), r, lanes))
+    # Not `shifted - MAGIC`: where that is simplified as if floats were reals, only x * c is left.
+    whole = v.let(v.cast(n, "float32", lanes))
+    high = v.let(v.fma(p, whole, v.splat(-LN2_HIGH, lanes), x, lanes))
+    low = v.let(whole * v.splat(-LN2_LOW, lanes))
+    r = v.let(high + low)
     tail = polynomial(p, EXP_TAIL, r, lanes)
-    return n, v.let(v.fma(p, v.let(r * r), tail, r, lanes))
+    # `high` is exact: adding it last leaves one rounding of the size of the result.
+    return n, v.let(v.fma(p, v.let(r * r), tail, low, lanes) + high)
 
 
 def exp(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
@@ -101,15 +104,23 @@ def exp(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
 
 
 def sigmoid(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
-    """1 / (1 + e^-x); 0 below -88.723, where the result would be subnormal."""
+    """1 / (1 + e^-x).
+
+    With e = e^-|x| and t = e / (1 + e) it is 1 - t, and e - e*t for negative x: the corrections
+    are small where the result is, so the error of the quotient hardly counts.
+    """
+    x = v.let(x)
     one = v.splat(1.0, lanes)
-    return v.let(one / (one + exp(p, -x, lanes)))
+    e = exp(p, -absolute(x, lanes), lanes)
+    t = v.let(e / (one + e))
+    base = v.let(T.Select(x < v.splat(0.0, lanes), e, one))
+    return v.let(v.fma(p, -base, t, base, lanes))
 
 
 def silu(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
-    """x * sigmoid(x)."""
+    """x * sigmoid(x); NaN at minus infinity, as the product says."""
     x = v.let(x)
-    return v.let(x / (v.splat(1.0, lanes) + exp(p, -x, lanes)))
+    return v.let(x * sigmoid(p, x, lanes))
 
 
 def tanh(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
@@ -128,13 +139,17 @@ def tanh(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
 def softplus(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
     """log(1 + e^x) = max(x, 0) + log1p(y) with y = e^-|x|, relatively exact on both sides.
 
-    log1p(y) = 2 * atanh(s) with s = y / (2 + y) <= 1/3.
+    log1p(y) = 2 * atanh(s) = y - s*y + 2*s^3*(1/3 + s^2/5 + ...) with s = y / (2 + y) <= 1/3;
+    the first term is exact, so the error of the quotient hardly counts.
     """
     x = v.let(x)
     y = exp(p, -absolute(x, lanes), lanes)
     s = v.let(y / (y + v.splat(2.0, lanes)))
-    series = polynomial(p, ATANH, v.let(s * s), lanes)
-    return v.let(at_least(x, 0.0, lanes) + (s + s) * series)
+    square = v.let(s * s)
+    series = polynomial(p, ATANH_TAIL, square, lanes)
+    correction = v.let(v.fma(p, v.let(square * v.splat(-2.0, lanes)), series, y, lanes))
+    log1p = v.fma(p, -s, correction, y, lanes)
+    return v.let(at_least(x, 0.0, lanes) + log1p)
 
 
 def absolute(x: Expr, lanes: int = v.LANES) -> Expr:

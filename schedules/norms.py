@@ -26,7 +26,9 @@ def flag_rows(seqs: np.ndarray, bad: np.ndarray, site: int, health: np.ndarray) 
 
 def flag_row(a: SimpleNamespace, row: Any, mean_square: Any) -> None:
     """Set health[site, slot of row] when the mean square of a row is not finite (it is rare)."""
-    with T.If(T.Not(mean_square < T.float32(float("inf")))), T.Then():
+    # By its bits: TVM turns not (x < infinity) into infinity <= x, which is false for NaN.
+    exponent = T.bitwise_and(v.bits(mean_square, "uint32", 1), T.uint32(0x7F800000))
+    with T.If(exponent == T.uint32(0x7F800000)), T.Then():
         with v.serial(a.m) as s:
             first = v.cast(a.seqs[s, v.int64(1)], "int64", 1)
             rows = v.cast(a.seqs[s, v.int64(2)], "int64", 1)

@@ -25,6 +25,11 @@ class TargetProfile:
     mtriple: str | None = None
     tasks: int = 16
 
+    def tvm_target(self) -> dict[str, str]:
+        """The target as TVM takes it."""
+        target = {"kind": "llvm", "mcpu": self.mcpu}
+        return target | ({"mtriple": self.mtriple} if self.mtriple else {})
+
     @property
     def fma(self) -> bool:
         """Whether fused multiply-add is one instruction (else mul and add, never a library call)."""

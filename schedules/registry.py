@@ -31,6 +31,7 @@ OPERATOR_FILES = (
     "elementwise",
     "experts",
     "kda_chunk",
+    "kda_gate",
     "kda_step",
     "linear",
     "mla",
@@ -120,20 +121,17 @@ def build_function(op: Operator, profile: TargetProfile, body: Body) -> Any:
         return symbols.setdefault(d, tvm.tirx.Var(d, "int64"))
 
     args = op.arguments()
+    names: dict[str, Any] = {}
     with IRBuilder() as builder, T.prim_func():
         T.func_name(op.key)
         T.func_attr({"tirx.noalias": True, "op_pattern": 8})
-        handles = [(a, T.arg(a.name, T.handle())) for a in _kernel_order(args)]
-        scalars = {s: T.arg(s, tvm.tirx.Var(s, "int64")) for s in op.scalars}
-        names: dict[str, Any] = dict(scalars)
+        handles = [(a, T.arg(a.name, T.handle())) for a in args if a.role != "out"]
+        names |= {s: T.arg(s, tvm.tirx.Var(s, "int64")) for s in op.scalars}
+        handles += [(a, T.arg(a.name, T.handle())) for a in args if a.role == "out"]
         for a, handle in handles:
             names[a.name] = T.match_buffer(handle, tuple(dim(d) for d in a.shape), a.dtype)
         body(op, profile, SimpleNamespace(**names, **symbols))
     return builder.get()
-
-
-def _kernel_order(args: tuple[Any, ...]) -> list[Any]:
-    return [a for a in args if a.role != "out"] + [a for a in args if a.role == "out"]
 
 
 @cache
@@ -151,7 +149,5 @@ def select(op: Operator, profile: TargetProfile) -> Kernel:
             return Kernel(op, s.name, s.reason, build_function(op, profile, s.body))
         except Refusal as refusal:
             refusals.append(f"{s.name}: {refusal}")
-    raise TargetError(
-        f"{op.name} ({op.key}): no kernel for {profile.name}; "
-        + ("; ".join(refusals) or "no schedule is registered")
-    )
+    reasons = "; ".join(refusals) or "no schedule is registered"
+    raise TargetError(f"no kernel for {profile.name}: {reasons}", where=op.key)

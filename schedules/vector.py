@@ -6,7 +6,7 @@ than 2^31 elements. A Python `for` unrolls; `serial` and `parallel` are loops in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,9 +39,20 @@ def parallel(extent: Expr | int) -> AbstractContextManager[Expr]:
     return T.parallel(int64(0), int64(extent))
 
 
-def let(value: Expr) -> Expr:
+def let(value: Expr | int) -> Expr:
     """Evaluate once, here, and name the result."""
-    return T.Bind(value)
+    if isinstance(value, int):
+        return int64(value)
+    dtype, _, lanes = str(value.ty).partition("x")
+    if not lanes and not dtype.startswith("float"):
+        return T.Bind(value)
+    # TVM's analyzer substitutes the value of a pure binding into every later expression, again and
+    # again: compile time grows exponentially with the length of a chain of bindings, and float
+    # algebra that is exact only for reals gets applied. It does not look through memory; LLVM does,
+    # and keeps the value in a register.
+    cell = scratch(int(lanes or 1), dtype)
+    store(cell, value, 0, lanes=int(lanes or 1))
+    return T.Bind(load(cell, 0, lanes=int(lanes or 1)))
 
 
 def scratch(elements: int, dtype: str = "float32") -> Buffer:
@@ -167,3 +178,29 @@ def prefetch(buffer: Buffer, *index: Expr | int) -> None:
 def is_prim_func(value: object) -> bool:
     """Whether a value is a TIR function."""
     return isinstance(value, tvm.tirx.PrimFunc)
+
+
+def reduce_max(value: Expr, lanes: int = LANES) -> Expr:
+    """Largest of the float32 lanes that are not NaN; NaN when all are."""
+    return _halved("maxnum", "float32", value, lanes)
+
+
+def reduce_int(stem: str, value: Expr, lanes: int = LANES) -> Expr:
+    """Largest ("smax") or smallest ("smin") of the int32 lanes."""
+    return _halved(stem, "int32", value, lanes)
+
+
+def _halved(stem: str, dtype: str, value: Expr, lanes: int) -> Expr:
+    short = {"float32": "f32", "int32": "i32"}[dtype]
+    while lanes > 1:
+        half = lanes // 2
+        low = T.Shuffle([value], list(range(half)))
+        high = T.Shuffle([value], list(range(half, lanes)))
+        name = f"llvm.{stem}." + (short if half == 1 else f"v{half}{short}")
+        value, lanes = let(intrinsic(name, dtype, half, low, high)), half
+    return value
+
+
+def lane_numbers(lanes: int = LANES) -> Expr:
+    """The int32 vector (0, 1, ..., lanes - 1)."""
+    return T.Ramp(T.int32(0), T.int32(1), lanes)

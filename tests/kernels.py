@@ -46,12 +46,12 @@ def run(
 ) -> dict[str, np.ndarray]:
     """Run the kernel; returns every `inout` and `out` array. Outputs start as NaN or -1."""
     sizes = _symbols(op, inputs) | symbols
-    order = [a for a in op.arguments() if a.role != "out"]
-    order += [a for a in op.arguments() if a.role == "out"]
-    tensors = {a.name: tvm.runtime.tensor(_array(a, inputs, sizes)) for a in order}
+    tensors = {a.name: tvm.runtime.tensor(_array(a, inputs, sizes)) for a in op.arguments()}
+    given = [tensors[a.name] for a in op.arguments() if a.role != "out"]
+    outs = [tensors[a.name] for a in op.arguments() if a.role == "out"]
     values = scalars or {}
-    compiled(op, profile)(*tensors.values(), *(values[s] for s in op.scalars))
-    return {a.name: tensors[a.name].numpy() for a in order if a.role != "in"}
+    compiled(op, profile)(*given, *(values[s] for s in op.scalars), *outs)
+    return {a.name: tensors[a.name].numpy() for a in op.arguments() if a.role != "in"}
 
 
 def expect(

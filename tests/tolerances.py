@@ -5,6 +5,18 @@ from __future__ import annotations
 # Relative errors are max |got - want| / max |want| unless the reason says otherwise.
 TOLERANCES: dict[str, tuple[float, str]] = {
     "rms_norm": (3e-7, "a few float32 roundings of values of order one; the sum is blocked"),
+    "glu": (
+        1.5e-6,
+        "product of a tanh, a sigmoid and a squashed factor, each a few float32 steps from exact; "
+        "the argument of the sigmoid near -60 alone adds none, the tests stop there",
+    ),
+    "expert_combine": (1e-6, "up to 16 float32 products added in order, then the norm's roundings"),
+    "attn_res_norm": (
+        4e-6,
+        "scores of order ten carry a few float32 steps into the exponent of the softmax; the sum "
+        "of up to 20 sources and the norm add a few more",
+    ),
+    "router": (1e-6, "a float32 sigmoid, a sum of up to 16 of them, one division"),
     "bfloat16": (
         8e-3,
         "two bfloat16 steps (2^-8) of the largest value: float32 against float64 before the "
@@ -19,6 +31,11 @@ TOLERANCES: dict[str, tuple[float, str]] = {
     "reference_bfloat16": (2e-2, "NMSE of the official rounding points (measured 5e-3)"),
     "oracle_float64": (1e-24, "NMSE of two float64 programs (measured 1e-29)"),
     "oracle_float32": (1e-10, "NMSE of a float32 peer, near our own float32 (measured 1e-11)"),
+    "mxfp4_encode": (
+        0.2500001,
+        "half a step of the group's largest value: it is scaled into [4, 8), the last code is 6",
+    ),
+    "example_spread": (0.03, "statistics of some 1e4 random weights (measured 0.01)"),
 }
 
 

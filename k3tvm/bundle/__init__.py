@@ -1,0 +1,1 @@
+"""The bundle: compiled code, parameters and a manifest that describes and seals both."""

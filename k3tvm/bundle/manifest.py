@@ -1,0 +1,160 @@
+"""What a bundle says about itself: versions, hashes, kernels, parameters, state, as one JSON file.
+
+A bundle is a folder:
+
+    manifest.json        written last; without it there is no bundle
+    code/cpu.so          compiled functions, one library per target
+    params/*.bin         arrays at 64-byte boundaries, to be mapped into memory
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from k3tvm import __version__
+from k3tvm.errors import BundleError
+
+FORMAT = "k3tvm-bundle"
+FORMAT_VERSION = 1
+FILE = "manifest.json"
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the bundle: path inside it, size in bytes, SHA-256 in hexadecimal."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ArrayEntry:
+    """One parameter: where its bytes are, and how they came to be.
+
+    `touched` is how many of them one decoded token must read, padding not counted.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+    offset: int
+    nbytes: int
+    touched: int
+    recipe: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """One state tensor; `slots` and `cap` in its shape are chosen when the bundle is opened."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class KernelEntry:
+    """Which schedule serves an operator, and why."""
+
+    key: str
+    operator: str
+    schedule: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CodeEntry:
+    """A compiled library: target name, kind, code generation CPU, instruction set, file."""
+
+    target: str
+    kind: str
+    mcpu: str
+    isa: str
+    file: FileEntry
+    kernels: tuple[KernelEntry, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest. `activations` is the dtype between kernels; `config` the ModelConfig fields.
+
+    `params` is empty for a bundle of code only.
+    """
+
+    config: dict[str, Any]
+    activations: str
+    code: tuple[CodeEntry, ...]
+    arrays: tuple[ArrayEntry, ...]
+    params: tuple[FileEntry, ...]
+    states: tuple[StateEntry, ...]
+    sites: int
+    slots: int
+    context: int
+    source: str
+    versions: dict[str, str]
+    has_weights: bool
+    format: str = FORMAT
+    format_version: int = FORMAT_VERSION
+    created_by: str = field(default_factory=lambda: f"k3tvm {__version__}")
+
+    def save(self, folder: Path) -> None:
+        """Write manifest.json under a temporary name, then rename it."""
+        part = folder / f"{FILE}.part"
+        part.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        part.rename(folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read and check manifest.json; BundleError says what is wrong and what to do."""
+        path = folder / FILE
+        try:
+            values = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise BundleError(
+                "is not a bundle: it has no manifest.json",
+                where=str(folder),
+                cure="make one with 'k3tvm compile CHECKPOINT --target cpu -o BUNDLE'",
+            ) from None
+        except (OSError, ValueError) as error:
+            raise BundleError(f"cannot be read: {error}", where=str(path)) from None
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise BundleError("is not the manifest of a bundle", where=str(path))
+        if values.get("format_version") != FORMAT_VERSION:
+            raise BundleError(
+                f"has bundle format {values.get('format_version')}, this k3tvm reads"
+                f" {FORMAT_VERSION}",
+                where=str(path),
+                cure="compile the checkpoint again with this version",
+            )
+        try:
+            return _parse(values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BundleError(
+                f"is damaged: {type(error).__name__} {error}",
+                where=str(path),
+                cure="compile the checkpoint again",
+            ) from None
+
+
+def _parse(v: dict[str, Any]) -> Manifest:
+    def code(c: dict[str, Any]) -> CodeEntry:
+        kernels = tuple(KernelEntry(**k) for k in c["kernels"])
+        return CodeEntry(**(c | {"file": FileEntry(**c["file"]), "kernels": kernels}))
+
+    def array(a: dict[str, Any]) -> ArrayEntry:
+        return ArrayEntry(**(a | {"shape": tuple(a["shape"]), "sources": tuple(a["sources"])}))
+
+    parsed = {
+        "code": tuple(code(c) for c in v["code"]),
+        "arrays": tuple(array(a) for a in v["arrays"]),
+        "params": tuple(FileEntry(**f) for f in v["params"]),
+        "states": tuple(StateEntry(**(s | {"shape": tuple(s["shape"])})) for s in v["states"]),
+    }
+    return Manifest(**(v | parsed))

@@ -1,0 +1,76 @@
+"""`k3tvm compile`: turns a checkpoint into a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+HELP = "compile a checkpoint into a bundle: library, parameters, manifest"
+EPILOG = """\
+targets:
+  cpu            this machine's vector instructions
+  cpu:avx512     x86-64 with AVX-512 (F, BW, VL, DQ)
+  cpu:avx2       x86-64 with AVX2 and FMA
+  cpu:portable   any x86-64
+
+--dtype is that of activations between kernels; weights keep their stored form (MXFP4, BF16, F32).
+float32 is exact to single precision; bfloat16 rounds where the official model does.
+
+An interrupted run is resumed: parameter files that it finished are recognised by their hashes.
+
+examples:
+  k3tvm compile Kimi-K3-0.40B --target cpu -o k3.bundle
+  k3tvm compile Kimi-K3/config.json --target cpu --no-weights -o code.bundle
+"""
+
+
+def register(subparsers: Any) -> None:
+    """Add the command to the parser."""
+    parser = subparsers.add_parser(
+        "compile",
+        help=HELP,
+        description=HELP,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("path", metavar="PATH", help="checkpoint folder (or config.json with --no-weights)")
+    add("--target", metavar="T", required=True, help="see below")
+    add("-o", "--output", metavar="BUNDLE", help="folder to write; NAME.bundle when not given")
+    add("--dtype", choices=["float32", "bfloat16"], default="float32", help="activations")
+    add("--context", metavar="N", type=int, help="tokens per sequence (4096, or the model's)")
+    add("--slots", metavar="N", type=int, default=1, help="sequences at once (1)")
+    add("--no-weights", action="store_true", help="compile code only")
+    add("--dump", metavar="DIR", help="write the module after each phase of the pipeline")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, with progress, and say what was made."""
+    from k3tvm.cli.terminal import Bar
+    from k3tvm.compiler.compile import Options, compile_checkpoint
+
+    start = time.monotonic()
+    path = Path(args.path)
+    name = path.resolve().parent.name if path.is_file() else path.resolve().name
+    out = Path(args.output or f"{name}.bundle")
+    options = Options(
+        target=args.target,
+        activations=args.dtype,
+        context=args.context,
+        slots=args.slots,
+        weights=not args.no_weights,
+        dump=Path(args.dump) if args.dump else None,
+    )
+    manifest = compile_checkpoint(path, out, options, Bar())
+    code = manifest.code[0]
+    size = sum(f.bytes for f in (code.file, *manifest.params))
+    print(
+        f"wrote {out}: {size / 1e6:,.1f} MB, {len(code.kernels)} kernels for {code.target},"
+        f" {manifest.activations} activations, context {manifest.context},"
+        f" {manifest.slots} slot{'s' if manifest.slots != 1 else ''},"
+        f" in {time.monotonic() - start:.1f} s"
+    )
+    return 0

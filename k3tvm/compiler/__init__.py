@@ -1,0 +1,1 @@
+"""The compiler: from a checkpoint to a bundle."""

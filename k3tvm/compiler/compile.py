@@ -1,0 +1,227 @@
+"""Checkpoint to bundle: reads, plans, compiles, converts, and publishes with one rename."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from k3tvm._tvm import PINS
+from k3tvm.bundle.manifest import (
+    FILE,
+    ArrayEntry,
+    CodeEntry,
+    FileEntry,
+    KernelEntry,
+    Manifest,
+    StateEntry,
+)
+from k3tvm.bundle.params import ParamsWriter, Unit, sha256
+from k3tvm.checkpoint.checkpoint import Checkpoint
+from k3tvm.compiler.convert import pieces
+from k3tvm.compiler.formats import formats_of
+from k3tvm.compiler.pipeline import Compiled, compile_module
+from k3tvm.compiler.plan import plan_units
+from k3tvm.compiler.targets import profile_of
+from k3tvm.errors import BundleError, CheckpointError, K3Error
+from k3tvm.relax_models.decoder import Model, build_model
+from k3tvm.relax_models.operators import Activation
+from k3tvm.relax_models.parameters import Parameter
+from k3tvm.schedules.profile import TargetProfile
+
+DEFAULT_CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile. slots: sequences at once; context: tokens per slot, 4096 or what the model
+    allows when None. Both can be changed when the bundle is opened.
+    """
+
+    target: str = "cpu"
+    activations: Activation = "float32"
+    context: int | None = None
+    slots: int = 1
+    weights: bool = True
+    dump: Path | None = None
+
+
+class Progress(Protocol):
+    """Receives what the compiler is doing."""
+
+    def step(self, message: str) -> None:
+        """A new step has begun."""
+
+    def total(self, nbytes: int) -> None:
+        """So many bytes of parameters will be written."""
+
+    def advance(self, nbytes: int) -> None:
+        """So many more of them were written or found finished."""
+
+
+class Silent:
+    """A Progress that says nothing."""
+
+    def step(self, message: str) -> None:
+        """Nothing."""
+
+    def total(self, nbytes: int) -> None:
+        """Nothing."""
+
+    def advance(self, nbytes: int) -> None:
+        """Nothing."""
+
+
+def compile_checkpoint(
+    path: Path, out: Path, options: Options, progress: Progress | None = None
+) -> Manifest:
+    """Compile the checkpoint at `path` into the bundle folder `out`.
+
+    Everything is written into `out`.partial, which is renamed when complete: an interrupted run
+    leaves `out` as it was and is resumed by the next one. An existing bundle at `out` is replaced;
+    anything else there is refused. Raises ConfigError, CheckpointError, TargetError, BundleError.
+    """
+    say = progress or Silent()
+    profile = profile_of(options.target)
+    say.step("reading the checkpoint")
+    checkpoint = open_checkpoint(path, options.weights)
+    _check_output(out)
+    options = _with_context(options, checkpoint.config.max_position_embeddings)
+    say.step("building the model")
+    model = build_model(checkpoint.config, formats_of(checkpoint), options.activations)
+    compiled = compile_module(model.module, model.operators, profile, options.dump, say.step)
+    partial = out.with_name(out.name + ".partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    try:
+        manifest = _fill(partial, checkpoint, model, compiled, profile, options, say)
+    except K3Error:
+        shutil.rmtree(partial)
+        raise
+    _publish(partial, out)
+    return manifest
+
+
+def open_checkpoint(path: Path, weights: bool) -> Checkpoint:
+    """Open and check a checkpoint; with `weights` its shards must be there."""
+    checkpoint = Checkpoint.open(path)
+    checkpoint.check()
+    if weights and not checkpoint.has_data:
+        raise CheckpointError(
+            "has no safetensors shards",
+            where=str(path),
+            cure="download them, or compile code only with --no-weights",
+        )
+    return checkpoint
+
+
+def _check_output(out: Path) -> None:
+    if out.exists() and not (out / FILE).is_file():
+        raise BundleError(
+            "exists and is not a bundle",
+            where=str(out),
+            cure="choose another folder with -o, or remove it",
+        )
+    if not out.parent.is_dir():
+        raise BundleError(
+            "does not exist", where=str(out.parent), cure="create it, or choose another with -o"
+        )
+
+
+def _with_context(options: Options, longest: int) -> Options:
+    """The options with a context; BundleError when it cannot be."""
+    context = min(DEFAULT_CONTEXT, longest) if options.context is None else options.context
+    if context < 1 or options.slots < 1:
+        raise BundleError("context and slots must be at least 1")
+    if context > longest:
+        raise BundleError(
+            f"context {context} is more than the model's {longest} positions",
+            cure=f"use --context {longest} or less",
+        )
+    return replace(options, context=context)
+
+
+def _fill(
+    folder: Path,
+    checkpoint: Checkpoint,
+    model: Model,
+    compiled: Compiled,
+    profile: TargetProfile,
+    options: Options,
+    say: Progress,
+) -> Manifest:
+    say.step("linking the library")
+    code = _write_code(folder, compiled, profile)
+    units = plan_units(model.parameters, model.config, checkpoint)
+    files: tuple[FileEntry, ...] = ()
+    if options.weights:
+        say.step("converting parameters")
+        files = _write_params(folder, checkpoint, model.parameters, units, say)
+    states = tuple(StateEntry(a.name, a.shape, a.dtype) for a in model.states)
+    manifest = Manifest(
+        config=asdict(model.config),
+        activations=model.act,
+        code=(code,),
+        arrays=tuple(a for u in units for a in u.arrays),
+        params=files,
+        states=states,
+        sites=model.sites,
+        slots=options.slots,
+        context=options.context or 0,
+        source=checkpoint.path.name,
+        versions=dict(PINS),
+        has_weights=options.weights,
+    )
+    manifest.save(folder)
+    return manifest
+
+
+def _write_code(folder: Path, compiled: Compiled, profile: TargetProfile) -> CodeEntry:
+    (folder / "code").mkdir(exist_ok=True)
+    path = folder / "code" / f"{profile.kind}.so"
+    part = path.with_name(f"{profile.kind}.part.so")
+    compiled.executable.export_library(str(part))
+    part.rename(path)
+    entry = FileEntry(f"code/{path.name}", path.stat().st_size, sha256(path))
+    kernels = tuple(
+        KernelEntry(k.operator.key, k.operator.name, k.schedule, k.reason)
+        for k in compiled.kernels
+    )
+    return CodeEntry(profile.name, profile.kind, profile.mcpu, profile.isa, entry, kernels)
+
+
+def _write_params(
+    folder: Path,
+    checkpoint: Checkpoint,
+    parameters: tuple[Parameter, ...],
+    units: list[Unit],
+    say: Progress,
+) -> tuple[FileEntry, ...]:
+    by_name = {p.name: p for p in parameters}
+    writer = ParamsWriter(folder)
+    say.total(sum(u.nbytes for u in units))
+
+    def pieces_of(array: ArrayEntry) -> Any:
+        return pieces(checkpoint, by_name[array.name])
+
+    files = []
+    for unit in units:
+        entry = writer.kept(unit)
+        if entry:
+            say.advance(unit.nbytes)
+        files.append(entry or writer.write(unit, pieces_of, say.advance))
+    writer.close()
+    return tuple(files)
+
+
+def _publish(partial: Path, out: Path) -> None:
+    """Put the finished folder in place; an older bundle is removed only after that."""
+    if out.exists():
+        old = out.with_name(out.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        out.rename(old)
+        partial.rename(out)
+        shutil.rmtree(old)
+    else:
+        partial.rename(out)
+

@@ -1,0 +1,100 @@
+"""The compile pipeline as one visible list: a Relax module of named operators becomes an executable.
+
+Read `phases` from top to bottom to know what happens to a module. `--dump DIR` writes the module
+after each phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k3tvm._tvm import relax, tvm
+from k3tvm.compiler.select import select_kernels
+from k3tvm.relax_models.operators import Operator
+from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.registry import Kernel
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An executable and the kernels that went into it."""
+
+    executable: Any
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A named step from module to module."""
+
+    name: str
+    apply: Callable[[Any], Any]
+
+
+def phases() -> list[Phase]:
+    """What follows kernel selection: Relax is lowered to calls of the virtual machine."""
+    t = relax.transform
+    steps: Sequence[tuple[str, Any]] = (
+        # calls become allocations and plain calls; nothing has effects that Relax could see
+        ("to_non_dataflow", t.ToNonDataflow()),
+        ("remove_purity_checking", t.RemovePurityChecking()),
+        ("call_tir_rewrite", t.CallTIRRewrite()),
+        # memory: intermediate tensors whose lives do not overlap share storage
+        ("static_plan_block_memory", t.StaticPlanBlockMemory()),
+        ("lower_alloc_tensor", t.LowerAllocTensor()),
+        ("kill_after_last_use", t.KillAfterLastUse()),
+        # the virtual machine: builtins, shape arithmetic, symbols
+        ("lower_runtime_builtin", t.LowerRuntimeBuiltin()),
+        ("compute_prim_value", t.ComputePrimValue()),
+        ("vm_shape_lower", t.VMShapeLower()),
+        ("attach_global_symbol", t.AttachGlobalSymbol()),
+    )
+    return [Phase(name, apply) for name, apply in steps]
+
+
+def compile_module(
+    module: Any,
+    operators: dict[str, Operator],
+    profile: TargetProfile,
+    dump: Path | None = None,
+    progress: Progress = lambda message: None,
+) -> Compiled:
+    """Compile a module whose operator calls are by name (`k3tvm.relax_models.graph`).
+
+    Raises TargetError when an operator has no kernel on the target.
+    """
+    writer = _Dump(dump)
+    writer.write("model", module)
+    progress("selecting kernels")
+    module, kernels = select_kernels(module, operators, profile)
+    writer.write("select_kernels", module)
+    with tvm.target.Target(profile.tvm_target()):
+        for phase in phases():
+            progress(f"lowering: {phase.name}")
+            module = phase.apply(module)
+            writer.write(phase.name, module)
+    progress(f"building {len(kernels)} kernels for {profile.name}")
+    target = tvm.target.Target(profile.tvm_target())
+    nothing = tvm.transform.Sequential([])
+    executable = relax.build(module, target, relax_pipeline=nothing)
+    return Compiled(executable, kernels)
+
+
+class _Dump:
+    """Writes numbered module texts into a directory, or nothing."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory, self.count = directory, 0
+        if directory:
+            directory.mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, module: Any) -> None:
+        if self.directory:
+            text = module.script(show_meta=False)
+            (self.directory / f"{self.count:02d}_{name}.py").write_text(text)
+            self.count += 1

@@ -1,0 +1,200 @@
+"""Runs a bundle: prefill, decode, logits of all positions, and state that can be copied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from k3tvm._tvm import PINS, relax, tvm
+from k3tvm.bundle.manifest import CodeEntry, Manifest
+from k3tvm.bundle.params import check_file, map_arrays
+from k3tvm.errors import BundleError, DeviceError
+from k3tvm.relax_models.config import ModelConfig
+from k3tvm.runtime.health import BadLogits, first_place
+from k3tvm.runtime.memory import copy_in, share, zeros
+from k3tvm.runtime.state import Snapshot, States
+
+Array = np.ndarray[Any, Any]
+CHUNK = 512  # tokens of one prefill call: long enough for matrix products, short for memory
+
+
+class Engine:
+    """An opened bundle with room for `slots` sequences of up to `context` tokens each.
+
+    ids are integers in [0, vocab). Logits are float32 arrays. A slot remembers what it has read:
+    `prefill` and `decode` continue it, `reset` begins anew.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, slots: int, context: int) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.config = ModelConfig(**_tuples(manifest.config))
+        self.arrays = map_arrays(folder, manifest.arrays)
+        self.states = States(manifest.states, slots, context)
+        self.health = zeros((manifest.sites, slots), "int32")
+        self._health = share(self.health)
+        self._weights = [share(a) for a in self.arrays]
+        module = tvm.runtime.load_module(str(folder / manifest.code[0].file.path))
+        self.vm = relax.VirtualMachine(module, tvm.cpu())
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        slots: int | None = None,
+        context: int | None = None,
+        threads: int | None = None,
+        check: bool = True,
+    ) -> Engine:
+        """Open a bundle folder.
+
+        slots, context: override what the bundle was compiled with. threads: of the kernels
+        (default: all cores). check: verify the hash of every file, not only its size. Raises
+        BundleError for a damaged or foreign bundle, DeviceError for a machine that cannot run it.
+        """
+        folder = Path(folder)
+        manifest = Manifest.load(folder)
+        _check_versions(folder, manifest)
+        _check_machine(manifest.code[0])
+        if not manifest.has_weights:
+            raise BundleError(
+                "was compiled with --no-weights and cannot be run",
+                where=str(folder),
+                cure="compile it again without --no-weights",
+            )
+        for entry in (manifest.code[0].file, *manifest.params):
+            check_file(folder, entry, content=check)
+        if threads:
+            set_threads(threads)
+        return cls(folder, manifest, slots or manifest.slots, context or manifest.context)
+
+    # --- computing ------------------------------------------------------------------------------
+
+    def prefill(self, ids: Sequence[int] | Array, slot: int = 0, chunk: int = CHUNK) -> Array:
+        """Read tokens into a slot; logits [vocab] after the last one."""
+        tokens = self._tokens(ids, slot)
+        logits = None
+        for start in range(0, len(tokens), chunk):
+            logits = self._prefill("prefill", tokens[start : start + chunk], slot)
+        if logits is None:
+            raise DeviceError("there are no tokens to read", cure="give at least one id")
+        return logits[0]
+
+    def logits(self, ids: Sequence[int] | Array, slot: int = 0, chunk: int = CHUNK) -> Array:
+        """Read tokens into a slot; logits [n, vocab] after each of them."""
+        tokens = self._tokens(ids, slot)
+        starts = range(0, len(tokens), chunk)
+        rows = [self._prefill("logits", tokens[s : s + chunk], slot) for s in starts]
+        return np.concatenate(rows) if rows else np.zeros((0, self.config.vocab_size), np.float32)
+
+    def decode(self, ids: Sequence[int] | Array, slots: Sequence[int] = (0,)) -> Array:
+        """Read one token into each of several slots; logits [len(slots), vocab]."""
+        if len(ids) != len(slots) or len(set(slots)) != len(slots):
+            raise DeviceError(f"{len(ids)} ids for slots {list(slots)}: one each is needed")
+        for token, slot in zip(ids, slots, strict=True):
+            self._tokens([token], slot)
+        seqs = [(s, row, 1, self.states.positions[s]) for row, s in enumerate(slots)]
+        return self._run("decode", np.asarray(ids, np.int32), seqs)
+
+    def _prefill(self, entry: str, tokens: Array, slot: int) -> Array:
+        return self._run(entry, tokens, [(slot, 0, len(tokens), self.states.positions[slot])])
+
+    def _run(self, entry: str, tokens: Array, seqs: list[tuple[int, int, int, int]]) -> Array:
+        rows = copy_in(np.array(seqs, np.int32))
+        ids = copy_in(np.ascontiguousarray(tokens, np.int32))
+        states = self.states.tensors
+        logits: Array = self.vm[entry](ids, rows, self._health, states, self._weights).numpy()
+        for slot, _, count, _ in seqs:
+            self.states.positions[slot] += count
+        if not np.isfinite(logits).all():
+            self._fail(logits, seqs)
+        return logits
+
+    def _fail(self, logits: Array, seqs: list[tuple[int, int, int, int]]) -> None:
+        """Reset the slots whose logits are not finite and raise BadLogits."""
+        bad = []
+        for i, (slot, first, count, _) in enumerate(seqs):
+            rows = logits[i : i + 1] if len(logits) == len(seqs) else logits[first : first + count]
+            if not np.isfinite(rows).all():
+                bad.append(slot)
+        place = first_place(self.health, bad[0])
+        for slot in bad:
+            self.states.reset(slot)
+        self.health[:] = 0
+        raise BadLogits(place, tuple(bad), logits)
+
+    def _tokens(self, ids: Sequence[int] | Array, slot: int) -> Array:
+        """Check ids and room; int32 [n]."""
+        used = self.states.positions[self.states.check(slot)]
+        tokens = np.asarray(ids)
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+            raise DeviceError("ids must be a list of integers")
+        vocab = self.config.vocab_size
+        wrong = tokens[(tokens < 0) | (tokens >= vocab)]
+        if wrong.size:
+            raise DeviceError(f"id {wrong[0]} is outside of the vocabulary (0 to {vocab - 1})")
+        if used + len(tokens) > self.states.context:
+            raise DeviceError(
+                f"{used} + {len(tokens)} tokens do not fit the context of {self.states.context}",
+                cure="open the bundle with a larger context (--context)",
+            )
+        return tokens.astype(np.int32)
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def position(self, slot: int = 0) -> int:
+        """Tokens that a slot has read."""
+        return self.states.positions[self.states.check(slot)]
+
+    def reset(self, slot: int = 0) -> None:
+        """Begin a new sequence in a slot."""
+        self.states.reset(slot)
+
+    def snapshot(self, slot: int = 0) -> Snapshot:
+        """A copy of a slot's state, to go back to."""
+        return self.states.snapshot(slot)
+
+    def restore(self, snapshot: Snapshot, slot: int = 0) -> None:
+        """Put a slot back to a snapshot."""
+        self.states.restore(slot, snapshot)
+
+    def fork(self, source: int, target: int) -> None:
+        """Make slot `target` an independent copy of slot `source`."""
+        self.states.fork(source, target)
+
+
+def set_threads(threads: int) -> None:
+    """Let kernels use this many threads from now on."""
+    if threads < 1:
+        raise DeviceError(f"{threads} threads: at least one is needed")
+    os.environ["TVM_NUM_THREADS"] = str(threads)
+    tvm.get_global_func("runtime.config_threadpool")(0, threads)
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples; the configuration has no lists."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
+def _check_versions(folder: Path, manifest: Manifest) -> None:
+    for package, wanted in manifest.versions.items():
+        if PINS.get(package) != wanted:
+            raise BundleError(
+                f"was compiled with {package} {wanted}, this is {PINS.get(package)}",
+                where=str(folder),
+                cure="compile the checkpoint again with this k3tvm",
+            )
+
+
+def _check_machine(code: CodeEntry) -> None:
+    from k3tvm.compiler.targets.cpu import NEEDS, host_features
+
+    lacking = NEEDS[code.isa] - host_features()  # type: ignore[index]
+    if lacking:
+        raise DeviceError(
+            f"this CPU lacks {', '.join(sorted(lacking))}, which {code.target} needs",
+            cure="compile again on this machine, or with --target cpu:portable",
+        )

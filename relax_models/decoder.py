@@ -1,0 +1,267 @@
+"""The whole model as one IRModule: entry functions, the blocks they share, parameters and state.
+
+Entries, all `(ids, seqs, health, states, weights) -> logits`:
+
+    prefill  any rows of any sequences; logits of the last row of each sequence [m, vocab]
+    logits   the same with logits of every row [n, vocab]
+    decode   one row per sequence; logits [m, vocab]
+
+States are changed in place. `health` [sites, slots] is raised where the stream is not finite: site
+2i is the input of layer i's mixer, 2i+1 of its feed-forward part, the last one the final norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from k3tvm._tvm import relax
+from k3tvm.relax_models.attention_kda import kda_mixer, kda_states
+from k3tvm.relax_models.attention_mla import mla_mixer, mla_states
+from k3tvm.relax_models.blocks import (
+    HEALTH,
+    Blocks,
+    Form,
+    Stream,
+    declare_stream,
+)
+from k3tvm.relax_models.config import ModelConfig
+from k3tvm.relax_models.graph import Expr, Function, Graph, Scope, Slice
+from k3tvm.relax_models.moe import dense_block, moe_block
+from k3tvm.relax_models.operators import (
+    SEQS,
+    Activation,
+    Arg,
+    BankPush,
+    Embed,
+    LastRows,
+    Operator,
+    WeightFormat,
+)
+from k3tvm.relax_models.parameters import FormatOf, Parameter
+
+ENTRIES: dict[str, Form] = {"prefill": "chunk", "logits": "chunk", "decode": "step"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the compiler takes: the module, its operators by key, and the layout of its data.
+
+    parameters and states are in the order of the tuples that the entries take; state shapes have
+    the symbols `slots` and `cap`.
+    """
+
+    config: ModelConfig
+    act: Activation
+    module: Any
+    operators: dict[str, Operator]
+    parameters: tuple[Parameter, ...]
+    states: tuple[Arg, ...]
+
+    @property
+    def sites(self) -> int:
+        """Rows of the health tensor."""
+        return 2 * self.config.num_layers + 1
+
+
+def build_model(
+    config: ModelConfig, format_of: FormatOf, act: Activation, entries: tuple[str, ...] = ()
+) -> Model:
+    """The model of a configuration; `format_of` says how each checkpoint matrix is stored."""
+    decoder = _Decoder(config, format_of, act)
+    for entry in entries or tuple(ENTRIES):
+        decoder.entry(entry, ENTRIES[entry])
+    return Model(
+        config,
+        act,
+        decoder.graph.builder.get(),
+        decoder.graph.operators,
+        decoder.parameters,
+        decoder.states,
+    )
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A block's function and the storage formats that it was built for."""
+
+    function: Function
+    formats: dict[str, WeightFormat]
+
+
+class _Decoder:
+    """Builds the entries; blocks are cached by kind, so layers of one kind share a function."""
+
+    def __init__(self, config: ModelConfig, format_of: FormatOf, act: Activation) -> None:
+        self.config, self.format_of, self.act = config, format_of, act
+        self.graph = Graph()
+        self.built: dict[str, list[_Built]] = {}
+        self.parameters: tuple[Parameter, ...] = ()
+        self.states: tuple[Arg, ...] = self._states()
+
+    def _blocks(self, form: Form, layer: int = 0) -> Blocks:
+        return Blocks(self.config, self.graph, self.format_of, self.act, form, layer)
+
+    def _states(self) -> tuple[Arg, ...]:
+        blocks = self._blocks("step")
+        states: list[Arg] = []
+        for i, kind in enumerate(self.config.layer_kinds):
+            kept = kda_states(blocks) if kind == "kda" else mla_states(blocks)
+            states += (replace(a, name=f"layers.{i}.{a.name}") for a in kept)
+        return tuple(states)
+
+    # --- blocks ---------------------------------------------------------------------------------
+
+    def block(self, form: Form, layer: int, half: str) -> Function:
+        """The function of one half of a layer, built on first use for its kind and formats."""
+        kind, body = self._body(form, layer, half)
+        known = self.built.setdefault(kind, [])
+        for b in known:
+            if all(self._format(stem, layer) == fmt for stem, fmt in b.formats.items()):
+                return b.function
+        blocks = self._blocks(form, layer)
+        name = kind + (f"_{len(known)}" if known else "")
+        function = self.graph.function(
+            name, lambda scope: body(blocks, declare_stream(blocks)), private=True
+        )
+        known.append(_Built(function, dict(blocks.formats)))
+        return function
+
+    def _format(self, stem: str, layer: int) -> WeightFormat:
+        return self.format_of(stem.replace("{layer}", str(layer)).replace("{expert}", "0"))
+
+    def _body(self, form: Form, layer: int, half: str) -> tuple[str, Callable[[Blocks, Stream], Expr]]:
+        """Name and builder of a block; the name holds everything that makes blocks differ."""
+        if half == "ffn":
+            kind = self.config.ffn_kind(layer)
+            return kind, dense_block if kind == "dense" else moe_block
+        kda, restart = self.config.layer_kinds[layer] == "kda", self._starts_block(layer)
+        mixer = kda_mixer if kda else mla_mixer
+        name = (f"kda_{form}" if kda else "mla") + ("_restart" if restart else "")
+        return name, lambda blocks, stream: mixer(blocks, stream, restart)
+
+    def _starts_block(self, layer: int) -> bool:
+        size = self.config.attn_res_block_size
+        return bool(size) and layer % (size or 1) == 0
+
+    def embed(self) -> Function:
+        """ids -> stream."""
+        blocks = self._blocks("step")
+        c, stem = self.config, "model.embed_tokens"
+
+        def body(scope: Scope) -> Expr:
+            op = Embed(c.vocab_size, c.hidden_size, blocks.stored([stem]))
+            ids = scope.input(Arg("ids", ("n",), "int32"))
+            return self.graph.call(op, ids, *blocks.table(op, stem))
+
+        return self._once("embed", body)
+
+    def head(self, every_row: bool) -> Function:
+        """stream -> logits: last mix and norm, the rows that are asked for, lm_head."""
+        blocks = self._blocks("step")
+        c = self.config
+
+        def body(scope: Scope) -> Expr:
+            stream = declare_stream(blocks)
+            x = blocks.mix_and_norm(stream, "model.norm", "model.output_attn_res")
+            if not every_row:
+                last = self.graph.call(LastRows(c.hidden_size), x.tensor, stream.seqs)
+                x = Slice(last, c.hidden_size)
+                scope.symbols["n"] = scope.dim("m")
+            return blocks.linear("head", c.vocab_size, c.hidden_size, x, "lm_head").tensor
+
+        return self._once("head_every_row" if every_row else "head", body)
+
+    def _once(self, name: str, body: Callable[[Scope], Expr]) -> Function:
+        if name not in self.built:
+            function = self.graph.function(name, body, private=True)
+            self.built[name] = [_Built(function, {})]
+        return self.built[name][0].function
+
+    # --- entries --------------------------------------------------------------------------------
+
+    def entry(self, name: str, form: Form) -> None:
+        """Add one entry function that calls the embedding, all layers and the head."""
+        c = self.config
+        embed, head = self.embed(), self.head(every_row=name == "logits")
+        layers = [
+            (i, half, self.block(form, i, half))
+            for i in range(c.num_layers)
+            for half in ("mixer", "ffn")
+        ]
+        weights = [p.placed("embed") for p in embed.weights]
+        for i, half, function in layers:
+            weights += [p.placed(f"layers.{i}.{half}", i) for p in function.weights]
+        weights += [p.placed("head") for p in head.weights]
+        self.parameters = tuple(weights)
+
+        def body(scope: Scope) -> Expr:
+            run = _Run(self, scope, one_row=form == "step")
+            stream = run.embed(embed)
+            for i, half, function in layers:
+                stream = run.layer(i, half, function, stream)
+            return run.call(head, stream, site=2 * c.num_layers)
+
+        self.graph.function(name, body, private=False)
+
+
+class _Run:
+    """The body of an entry function: hands state and weights to the blocks in order."""
+
+    def __init__(self, decoder: _Decoder, scope: Scope, one_row: bool) -> None:
+        self.decoder, self.scope = decoder, scope
+        self.emit = decoder.graph.builder.emit
+        ids = Arg("ids", ("m" if one_row else "n",), "int32")
+        if one_row:
+            scope.symbols["n"] = scope.dim("m")
+        self.ids, self.seqs, self.health = (scope.input(a) for a in (ids, SEQS, HEALTH))
+        state_types = [scope.type_of(a) for a in decoder.states]
+        weight_types = [scope.type_of(Arg(p.name, p.shape, p.dtype)) for p in decoder.parameters]
+        self.states = self._tuple("states", state_types)
+        self.weights = self._tuple("weights", weight_types)
+        self.bank = self._bank()
+        self.count = 0
+
+    def _tuple(self, name: str, types: list[Any]) -> Iterator[Expr]:
+        """Declare a tuple parameter; its items are taken one after the other."""
+        var = relax.Var(name, relax.TupleType(types))
+        self.scope.inputs.append(var)
+        return (self.emit(relax.TupleGetItem(var, i)) for i in range(len(types)))
+
+    def _bank(self) -> list[Expr]:
+        """Room for the AttnRes bank and the inverse RMS of its entries."""
+        entries, width = self.decoder._blocks("step").bank_entries, self.decoder.config.hidden_size
+        if not entries:
+            return []
+        n = self.scope.dim("n")
+        shapes = ([entries, n, width], [entries, n])
+        alloc = relax.op.builtin.alloc_tensor
+        return [self.emit(alloc(relax.ShapeExpr(s), "float32", 0)) for s in shapes]
+
+    def embed(self, function: Function) -> Expr:
+        """The first value of the stream."""
+        return self.emit(relax.Call(function.gvar, [self.ids, *self._weights(function)]))
+
+    def _weights(self, function: Function) -> list[Expr]:
+        return [next(self.weights) for _ in function.weights]
+
+    def layer(self, i: int, half: str, function: Function, stream: Expr) -> Expr:
+        """One half of a layer; the stream enters the bank when an AttnRes block begins."""
+        if half == "ffn":
+            return self.call(function, stream, 2 * i + 1)
+        c = self.decoder.config
+        kept = len(kda_states(self.decoder._blocks("step")) if c.layer_kinds[i] == "kda" else "1")
+        states = [next(self.states) for _ in range(kept)]
+        result = self.call(function, stream, 2 * i, states)
+        if self.decoder._starts_block(i):
+            push = BankPush(c.hidden_size, self.decoder._blocks("step").bank_entries, c.rms_norm_eps)
+            self.decoder.graph.call(push, stream, *self.bank, scalars=[self.count])
+            self.count += 1
+        return result
+
+    def call(self, function: Function, stream: Expr, site: int, states: Sequence[Expr] = ()) -> Expr:
+        """Call a block: common inputs, states, weights."""
+        where = [relax.prim_value(self.count), relax.prim_value(site)]
+        common = [stream, *self.bank, self.seqs, self.health, *where]
+        return self.emit(relax.Call(function.gvar, [*common, *states, *self._weights(function)]))

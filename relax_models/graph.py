@@ -1,0 +1,123 @@
+"""Builds Relax functions out of operator calls, and records the parameters that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from k3tvm._tvm import relax, tvm
+from k3tvm.relax_models.operators import Arg, Dim, Operator
+from k3tvm.relax_models.parameters import Parameter
+
+Expr = Any  # relax.Expr
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Columns of a [n, width] tensor that start at `offset`."""
+
+    tensor: Expr
+    width: int
+    offset: int = 0
+
+
+@dataclass
+class Scope:
+    """One Relax function while it is built: its symbolic dimensions, inputs and parameters."""
+
+    symbols: dict[str, Any] = field(default_factory=dict)
+    inputs: list[Expr] = field(default_factory=list)
+    weights: list[tuple[Expr, Parameter]] = field(default_factory=list)
+
+    def dim(self, d: Dim) -> Any:
+        """An int as it is, a symbol as this function's variable."""
+        if isinstance(d, int):
+            return d
+        return self.symbols.setdefault(d, tvm.tirx.Var(d, "int64"))
+
+    def type_of(self, arg: Arg) -> Any:
+        """The Relax tensor type of an operator argument in this function."""
+        return relax.TensorType([self.dim(d) for d in arg.shape], arg.dtype)
+
+    def input(self, arg: Arg) -> Expr:
+        """A new tensor parameter of the function."""
+        var = relax.Var(arg.name, self.type_of(arg))
+        self.inputs.append(var)
+        return var
+
+    def scalar(self, name: str) -> Expr:
+        """A new int64 parameter of the function."""
+        var = relax.Var(name, tvm.ir.PrimType("int64"))
+        self.inputs.append(var)
+        return var
+
+    def weight(self, parameter: Parameter) -> Expr:
+        """A new parameter of the function that is read from the bundle."""
+        kind = relax.TensorType(list(parameter.shape), parameter.dtype)
+        var = relax.Var(parameter.name.replace(".", "_"), kind)
+        self.weights.append((var, parameter))
+        return var
+
+
+@dataclass(frozen=True)
+class Function:
+    """A finished function: its global variable, and the weights that follow its inputs."""
+
+    gvar: Any
+    weights: tuple[Parameter, ...]
+
+
+class Graph:
+    """An IRModule under construction, and the operators that it calls by key."""
+
+    def __init__(self) -> None:
+        self.builder = relax.BlockBuilder()
+        self.operators: dict[str, Operator] = {}
+        self.scope = Scope()
+
+    def function(self, name: str, body: Callable[[Scope], Expr], private: bool) -> Function:
+        """Build a function: `body` declares inputs and weights, emits calls, returns the result.
+
+        Its parameters are the inputs, then the weights, in order of declaration.
+        """
+        self.scope = scope = Scope()
+        with self.builder.function(name, private=private):
+            result = body(scope)
+            weights = [var for var, _ in scope.weights]
+            self.builder.emit_func_output(result, [*scope.inputs, *weights])
+        gvar = self.builder.get().get_global_var(name)
+        return Function(gvar, tuple(parameter for _, parameter in scope.weights))
+
+    def call(self, op: Operator, *args: Expr, scalars: Sequence[Any] = ()) -> Expr:
+        """Call an operator: args are its `in` and `inout` tensors in order.
+
+        Returns its single `out` tensor, a list when it has several, or None. `inout` tensors are
+        changed in place. The call is by name: the pipeline puts a kernel there.
+        """
+        self.operators[op.key] = op
+        outs = [a for a in op.arguments() if a.role == "out"]
+        given = [a for a in op.arguments() if a.role != "out"]
+        changed = [i for i, a in enumerate(given) if a.role == "inout"]
+        types = [self.scope.type_of(a) for a in outs]
+        values = [relax.prim_value(s) if isinstance(s, int) else s for s in scalars]
+        if not changed:
+            call = relax.call_dps_packed(op.key, [*args, *values], out_ty=types)
+            return self._outputs(self.builder.emit(call), len(outs), 0)
+        kept = [args[i].ty for i in changed]
+        call = relax.op.call_inplace_packed(
+            op.key,
+            *args,
+            *values,
+            inplace_indices=[*changed, *([-1] * len(outs))],
+            ty_args=[*kept, *types],
+        )
+        return self._outputs(self.builder.emit(call), len(outs), len(changed))
+
+    def _outputs(self, result: Expr, outs: int, changed: int) -> Expr:
+        if outs + changed == 1:
+            return result if outs else None
+        parts = [
+            self.builder.emit(relax.TupleGetItem(result, changed + i)) for i in range(outs)
+        ]
+        return (parts[0] if outs == 1 else parts) if parts else None

@@ -1,0 +1,261 @@
+"""The KDA state update of many tokens, 16 at a time: matrix products instead of single updates.
+
+With A_i the product of the decays up to row i of a chunk, and S the state before it (spec. 3.5):
+
+    M[i, j] = beta_i (k_i . (A_i / A_j) k_j)   j < i        P[i, j] = q_i . (A_i / A_j) k_j   j <= i
+    U_i = beta_i (v_i - (A_i k_i) S) - sum_j M[i, j] U_j     O_i = (A_i q_i) S + sum_j P[i, j] U_j
+    S_new = A_last S + sum_j ((A_last / A_j) k_j) U_j
+
+Every A_i / A_j is a running product of decays, which are at most one: nothing can overflow, however
+strong the decay, and there is neither a quotient nor an exponential. No sum reads a later row, so
+a row's result does not depend, to the last bit, on the rows after it or on their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from k3tvm._tvm import T
+from k3tvm.relax_models.operators import KdaChunk
+from k3tvm.schedules import vector as v
+from k3tvm.schedules.kda_step import inverse_norm, kda_step_reference
+from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.registry import reference, schedule
+from k3tvm.schedules.spans import along, sequence
+
+ROWS = 16  # of a chunk, whatever the length of the sequence: results must not depend on it
+
+# (rows, vectors of 16) of a register tile of a matrix product; rows are even, see `mixed` below
+TILES = {"avx512": (8, 2), "avx2": (4, 1), "portable": (2, 1)}
+
+Pieces = list[tuple[int, int]]
+
+reference(KdaChunk)(kda_step_reference)
+
+
+@schedule(KdaChunk, "cpu", "one head of one sequence per task; chunks of 16 rows as small matmuls")
+def kda_chunk_cpu(op: KdaChunk, p: TargetProfile, a: SimpleNamespace) -> None:
+    """Chunks of a sequence in order; columns of the state are independent inside a chunk."""
+    with v.parallel(a.m * v.int64(op.heads)) as task:
+        s, head = v.let(task // op.heads), v.let(task % op.heads)
+        slot, first, rows = sequence(a.seqs, s)
+        head_of = _Head.with_buffers(op, p, a, slot, head)
+        with v.serial((rows + (ROWS - 1)) // ROWS) as c:
+            start = v.let(first + c * ROWS)
+            count = v.let(T.min(rows - c * ROWS, v.int64(ROWS)))
+            _read_rows(head_of, start, count)
+            _weigh_rows(head_of, count)
+            _pair_rows(head_of, start, count)
+            _all_columns(head_of, start, count)
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What the stages of a chunk share: the operator, its arguments, and buffers of one head.
+
+    Rows are [padded] wide: key_dim rounded up to whole vectors, the rest zero.
+    """
+
+    op: KdaChunk
+    p: TargetProfile
+    a: SimpleNamespace
+    slot: Any
+    head: Any
+    padded: int
+    query: Any  # [16, padded] unit queries, scaled
+    key: Any  # [16, padded] unit keys
+    decay: Any  # [16, padded]
+    mixed: Any  # [32, padded] A_i k_i in row 2i, A_i q_i in row 2i + 1
+    late: Any  # [16, padded] (A_last / A_j) k_j
+    total: Any  # [padded] A_last
+    couple: Any  # [16, 16] -M
+    attend: Any  # [16, 16] P
+    old: Any  # [32, columns] `mixed` times the state
+    write: Any  # [16, columns] U
+
+    @classmethod
+    def with_buffers(
+        cls, op: KdaChunk, p: TargetProfile, a: SimpleNamespace, slot: Any, head: Any
+    ) -> _Head:
+        """Allocate the buffers once per task."""
+        padded = -(-op.key_dim // v.LANES) * v.LANES
+        columns = TILES[p.isa][1] * v.LANES
+        rows = [v.workspace((n * ROWS, padded)) for n in (1, 1, 1, 2, 1)]
+        total = v.workspace((padded,))
+        pairs = [v.workspace((ROWS, ROWS)) for _ in range(2)]
+        tile = [v.workspace((n * ROWS, columns)) for n in (2, 1)]
+        return cls(op, p, a, slot, head, padded, *rows, total, *pairs, *tile)
+
+
+def _read_rows(h: _Head, start: Any, count: Any) -> None:
+    """Copy decays and normalised queries and keys of a chunk; strided rows would share cache sets."""
+    op, a = h.op, h.a
+    query_at = v.let(h.head * op.key_dim)
+    key_at = v.let((h.head + op.heads) * op.key_dim)
+    with v.serial(count) as i:
+        row = v.let(start + i)
+        query_scale = inverse_norm(h.p, a.qkv, row, query_at, op.key_dim)
+        query_scale = v.let(query_scale * T.float32(op.key_dim**-0.5))
+        key_scale = inverse_norm(h.p, a.qkv, row, key_at, op.key_dim)
+
+        def piece(at: Any, lanes: int) -> None:
+            query = v.load(a.qkv, row, query_at + at, lanes=lanes) * v.splat(query_scale, lanes)
+            key = v.load(a.qkv, row, key_at + at, lanes=lanes) * v.splat(key_scale, lanes)
+            v.store(h.query, query, i, at, lanes=lanes)
+            v.store(h.key, key, i, at, lanes=lanes)
+            decay = v.load(a.decay, row, query_at + at, lanes=lanes)
+            v.store(h.decay, decay, i, at, lanes=lanes)
+
+        along(op.key_dim, piece)
+        for at, lanes in v.chunks(h.padded - op.key_dim):
+            for buffer in (h.query, h.key, h.decay):
+                v.store(buffer, v.splat(0.0, lanes), i, op.key_dim + at, lanes=lanes)
+
+
+def _weigh_rows(h: _Head, count: Any) -> None:
+    """`mixed`, `late` and `total`: running products of the decays from both ends."""
+    running = v.scratch(v.LANES)
+    with v.serial(h.padded // v.LANES) as c:
+        at = v.let(c * v.LANES)
+        v.store(running, v.splat(1.0), 0)
+        with v.serial(count) as i:
+            weight = v.let(v.load(running, 0) * v.load(h.decay, i, at))
+            v.store(running, weight, 0)
+            v.store(h.mixed, weight * v.load(h.key, i, at), 2 * i, at)
+            v.store(h.mixed, weight * v.load(h.query, i, at), 2 * i + 1, at)
+        v.store(h.total, v.load(running, 0), at)
+        v.store(running, v.splat(1.0), 0)
+        with v.serial(count) as i:
+            j = v.let(count - 1 - i)
+            weight = v.let(v.load(running, 0))
+            v.store(h.late, weight * v.load(h.key, j, at), j, at)
+            v.store(running, weight * v.load(h.decay, j, at), 0)
+
+
+def _pair_rows(h: _Head, start: Any, count: Any) -> None:
+    """`couple` and `attend`: key j, decayed row by row, times the keys and queries of rows i."""
+    offsets = [c * v.LANES for c in range(h.padded // v.LANES)]
+    running = [v.scratch(v.LANES) for _ in offsets]
+    with v.serial(count) as j:
+        own = v.splat(0.0)
+        for at, key in zip(offsets, running, strict=True):
+            key_j = v.let(v.load(h.key, j, at))
+            v.store(key, key_j, 0)
+            own = v.let(v.fma(h.p, key_j, v.load(h.query, j, at), own))
+        v.store(h.attend, v.reduce_add(own), j, j, lanes=1)
+        with v.serial_range(j + 1, count) as i:
+            by_key, by_query = v.splat(0.0), v.splat(0.0)
+            for at, key in zip(offsets, running, strict=True):
+                decayed = v.let(v.load(key, 0) * v.load(h.decay, i, at))
+                v.store(key, decayed, 0)
+                by_key = v.let(v.fma(h.p, decayed, v.load(h.key, i, at), by_key))
+                by_query = v.let(v.fma(h.p, decayed, v.load(h.query, i, at), by_query))
+            beta = h.a.beta[start + i, h.head]
+            v.store(h.couple, -beta * v.reduce_add(by_key), i, j, lanes=1)
+            v.store(h.attend, v.reduce_add(by_query), i, j, lanes=1)
+
+
+def _all_columns(h: _Head, start: Any, count: Any) -> None:
+    """Everything that remains, for one tile of value columns after the other."""
+    vectors = TILES[h.p.isa][1]
+    tile = vectors * v.LANES
+    whole = h.op.value_dim // tile
+    if whole:
+        with v.serial(whole) as c:
+            _columns(h, start, count, v.let(c * tile), v.chunks(tile))
+    rest = v.chunks(h.op.value_dim - whole * tile)
+    for first in range(0, len(rest), vectors):
+        some = rest[first : first + vectors]
+        column = v.let(v.int64(whole * tile + some[0][0]))
+        _columns(h, start, count, column, [(at - some[0][0], lanes) for at, lanes in some])
+
+
+def _columns(h: _Head, start: Any, count: Any, column: Any, pieces: Pieces) -> None:
+    rows = TILES[h.p.isa][0]
+    with v.serial((2 * count + (rows - 1)) // rows) as group:
+        _times_state(h, v.let(group * rows), rows, column, pieces)
+    with v.serial(count) as i:
+        _solve_row(h, start, i, column, pieces)
+    whole = h.op.key_dim // rows
+    if whole:
+        with v.serial(whole) as group:
+            _update_state(h, v.let(group * rows), rows, count, column, pieces)
+    if h.op.key_dim % rows:
+        _update_state(h, whole * rows, h.op.key_dim % rows, count, column, pieces)
+
+
+def _sums(rows: int, pieces: Pieces) -> list[list[Any]]:
+    """One accumulator per row and piece, each an array of its own so that it can be a register."""
+    return [[v.scratch(lanes) for _, lanes in pieces] for _ in range(rows)]
+
+
+def _add_outer(p: TargetProfile, sums: list[list[Any]], left: list[Any], right: list[Any],
+               pieces: Pieces) -> None:
+    """sums[r][j] += left[r] * right[j]."""
+    for row, x in zip(sums, left, strict=True):
+        for acc, y, (_, lanes) in zip(row, right, pieces, strict=True):
+            old = v.load(acc, 0, lanes=lanes)
+            v.store(acc, v.fma(p, v.splat(x, lanes), y, old, lanes), 0, lanes=lanes)
+
+
+def _times_state(h: _Head, first: Any, rows: int, column: Any, pieces: Pieces) -> None:
+    """old[first : first + rows] = mixed[...] @ S; rows past the chunk's are computed and not read."""
+    sums = _sums(rows, pieces)
+    for row in sums:
+        for acc, (_, lanes) in zip(row, pieces, strict=True):
+            v.store(acc, v.splat(0.0, lanes), 0, lanes=lanes)
+    with v.serial(h.op.key_dim) as d:
+        state = [
+            v.let(v.load(h.a.state, h.slot, h.head, d, column + at, lanes=lanes))
+            for at, lanes in pieces
+        ]
+        mixed = [v.let(v.load(h.mixed, first + r, d, lanes=1)) for r in range(rows)]
+        _add_outer(h.p, sums, mixed, state, pieces)
+    for r, row in enumerate(sums):
+        for acc, (at, lanes) in zip(row, pieces, strict=True):
+            v.store(h.old, v.load(acc, 0, lanes=lanes), first + r, at, lanes=lanes)
+
+
+def _solve_row(h: _Head, start: Any, i: Any, column: Any, pieces: Pieces) -> None:
+    """U_i by forward substitution and O_i along with it; both need the earlier U_j once."""
+    op, row = h.op, v.let(start + i)
+    beta = v.let(h.a.beta[row, h.head])
+    value_at = v.let(2 * op.heads * op.key_dim + h.head * op.value_dim + column)
+    sums = write, out = _sums(2, pieces)
+    for (at, lanes), u, o in zip(pieces, write, out, strict=True):
+        value = v.load(h.a.qkv, row, value_at + at, lanes=lanes)
+        surprise = value - v.load(h.old, 2 * i, at, lanes=lanes)
+        v.store(u, v.splat(beta, lanes) * surprise, 0, lanes=lanes)
+        v.store(o, v.load(h.old, 2 * i + 1, at, lanes=lanes), 0, lanes=lanes)
+    with v.serial(i) as j:
+        earlier = [v.let(v.load(h.write, j, at, lanes=lanes)) for at, lanes in pieces]
+        _add_outer(h.p, sums, [v.let(h.couple[i, j]), v.let(h.attend[i, j])], earlier, pieces)
+    own = v.let(h.attend[i, i])
+    for (at, lanes), u, o in zip(pieces, write, out, strict=True):
+        u_i = v.let(v.load(u, 0, lanes=lanes))
+        v.store(h.write, u_i, i, at, lanes=lanes)
+        value = v.fma(h.p, v.splat(own, lanes), u_i, v.load(o, 0, lanes=lanes), lanes)
+        out_at = h.head * op.value_dim + column + at
+        v.store(h.a.out, v.rounded(op.act, value, lanes), row, out_at, lanes=lanes)
+
+
+def _update_state(
+    h: _Head, first: Any, rows: int, count: Any, column: Any, pieces: Pieces
+) -> None:
+    """S[d] = A_last[d] S[d] + sum_j late[j, d] U_j for `rows` key channels from `first` on."""
+    sums = _sums(rows, pieces)
+    for r, row in enumerate(sums):
+        total = v.let(h.total[v.int64(first + r)])
+        for acc, (at, lanes) in zip(row, pieces, strict=True):
+            s = v.load(h.a.state, h.slot, h.head, first + r, column + at, lanes=lanes)
+            v.store(acc, v.splat(total, lanes) * s, 0, lanes=lanes)
+    with v.serial(count) as j:
+        write = [v.let(v.load(h.write, j, at, lanes=lanes)) for at, lanes in pieces]
+        late = [v.let(v.load(h.late, j, first + r, lanes=1)) for r in range(rows)]
+        _add_outer(h.p, sums, late, write, pieces)
+    for r, row in enumerate(sums):
+        for acc, (at, lanes) in zip(row, pieces, strict=True):
+            value = v.load(acc, 0, lanes=lanes)
+            v.store(h.a.state, value, h.slot, h.head, first + r, column + at, lanes=lanes)
