@@ -1,10 +1,10 @@
 """The whole model as one IRModule: entry functions, the blocks they share, parameters and state.
 
-Entries, all `(ids, seqs, health, states, weights) -> logits`:
+Entries, all `(ids, seqs, health, states, weights)`:
 
-    prefill  any rows of any sequences; logits of the last row of each sequence [m, vocab]
-    logits   the same with logits of every row [n, vocab]
-    decode   one row per sequence; logits [m, vocab]
+    prefill  any rows of any sequences -> logits of the last row of each sequence [m, vocab]
+    decode   one row per sequence -> logits [m, vocab]
+    logits   any rows -> (logits of every row [n, vocab], experts [n, k] of each MoE layer)
 
 States are changed in place. `health` [sites, slots] is raised where the stream is not finite: site
 2i is the input of layer i's mixer, 2i+1 of its feed-forward part, the last one the final norm.
@@ -201,7 +201,10 @@ class _Decoder:
             stream = run.embed(embed)
             for i, half, function in layers:
                 stream = run.layer(i, half, function, stream)
-            return run.call(head, stream, site=2 * c.num_layers)
+            logits = run.call(head, stream, site=2 * c.num_layers)
+            if name != "logits":
+                return logits
+            return run.emit(relax.Tuple([logits, relax.Tuple(run.routing)]))
 
         self.graph.function(name, body, private=False)
 
@@ -222,6 +225,7 @@ class _Run:
         self.weights = self._tuple("weights", weight_types)
         self.bank = self._bank()
         self.count = 0
+        self.routing: list[Expr] = []
 
     def _tuple(self, name: str, types: list[Any]) -> Iterator[Expr]:
         """Declare a tuple parameter; its items are taken one after the other."""
@@ -248,9 +252,13 @@ class _Run:
 
     def layer(self, i: int, half: str, function: Function, stream: Expr) -> Expr:
         """One half of a layer; the stream enters the bank when an AttnRes block begins."""
-        if half == "ffn":
-            return self.call(function, stream, 2 * i + 1)
         c = self.decoder.config
+        if half == "ffn":
+            result = self.call(function, stream, 2 * i + 1)
+            if c.ffn_kind(i) == "dense":
+                return result
+            self.routing.append(self.emit(relax.TupleGetItem(result, 1)))
+            return self.emit(relax.TupleGetItem(result, 0))
         kept = len(kda_states(self.decoder._blocks("step")) if c.layer_kinds[i] == "kda" else "1")
         states = [next(self.states) for _ in range(kept)]
         result = self.call(function, stream, 2 * i, states)

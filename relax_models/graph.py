@@ -114,6 +114,10 @@ class Graph:
         )
         return self._outputs(self.builder.emit(call), len(outs), len(changed))
 
+    def pair(self, first: Expr, second: Expr) -> Expr:
+        """Two tensors as one result."""
+        return self.builder.emit(relax.Tuple([first, second]))
+
     def _outputs(self, result: Expr, outs: int, changed: int) -> Expr:
         if outs + changed == 1:
             return result if outs else None

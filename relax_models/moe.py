@@ -42,7 +42,7 @@ def dense_block(blocks: Blocks, stream: Stream) -> Expr:
 
 
 def moe_block(blocks: Blocks, stream: Stream) -> Expr:
-    """stream + (experts(x) + shared(x)); the sum in brackets is taken first."""
+    """(stream + (experts(x) + shared(x)), chosen experts); the sum in brackets is taken first."""
     c = blocks.config
     x = _input(blocks, stream)
     parts = blocks.project("in", c.hidden_size, x, _segments(blocks), exact="router")
@@ -54,11 +54,13 @@ def moe_block(blocks: Blocks, stream: Stream) -> Expr:
         down = MOE + "shared_experts.down_proj"
         shared = blocks.linear("shared_out", c.hidden_size, c.shared_size, hidden, down)
         addends = [shared.tensor, stream.value]
-    if not c.latent_size:
-        return _combine(blocks, y, weights, addends)
-    latent = Slice(_combine(blocks, y, weights, []), c.latent_size)
-    up = MOE + "routed_expert_up_proj"
-    return blocks.linear("out", c.hidden_size, c.latent_size, latent, up, addends).tensor
+    if c.latent_size:
+        latent = Slice(_combine(blocks, y, weights, []), c.latent_size)
+        up = MOE + "routed_expert_up_proj"
+        out = blocks.linear("out", c.hidden_size, c.latent_size, latent, up, addends).tensor
+    else:
+        out = _combine(blocks, y, weights, addends)
+    return blocks.graph.pair(out, chosen)
 
 
 def _segments(blocks: Blocks) -> list[Segment]:

@@ -23,14 +23,12 @@ from k3tvm.schedules import vector as v
 from k3tvm.schedules.kda_step import inverse_norm, kda_step_reference
 from k3tvm.schedules.profile import TargetProfile
 from k3tvm.schedules.registry import reference, schedule
-from k3tvm.schedules.spans import along, sequence
+from k3tvm.schedules.spans import Pieces, along, sequence, tiles
 
 ROWS = 16  # of a chunk, whatever the length of the sequence: results must not depend on it
 
 # (rows, vectors of 16) of a register tile of a matrix product; rows are even, see `mixed` below
 TILES = {"avx512": (8, 2), "avx2": (4, 1), "portable": (2, 1)}
-
-Pieces = list[tuple[int, int]]
 
 reference(KdaChunk)(kda_step_reference)
 
@@ -48,7 +46,7 @@ def kda_chunk_cpu(op: KdaChunk, p: TargetProfile, a: SimpleNamespace) -> None:
             _read_rows(head_of, start, count)
             _weigh_rows(head_of, count)
             _pair_rows(head_of, start, count)
-            _all_columns(head_of, start, count)
+            _write_columns(head_of, start, count)
 
 
 @dataclass(frozen=True)
@@ -157,33 +155,23 @@ def _pair_rows(h: _Head, start: Any, count: Any) -> None:
             v.store(h.attend, v.reduce_add(by_query), i, j, lanes=1)
 
 
-def _all_columns(h: _Head, start: Any, count: Any) -> None:
-    """Everything that remains, for one tile of value columns after the other."""
-    vectors = TILES[h.p.isa][1]
-    tile = vectors * v.LANES
-    whole = h.op.value_dim // tile
-    if whole:
-        with v.serial(whole) as c:
-            _columns(h, start, count, v.let(c * tile), v.chunks(tile))
-    rest = v.chunks(h.op.value_dim - whole * tile)
-    for first in range(0, len(rest), vectors):
-        some = rest[first : first + vectors]
-        column = v.let(v.int64(whole * tile + some[0][0]))
-        _columns(h, start, count, column, [(at - some[0][0], lanes) for at, lanes in some])
+def _write_columns(h: _Head, start: Any, count: Any) -> None:
+    """Outputs and the new state, one tile of value columns after the other."""
+    rows, vectors = TILES[h.p.isa]
+    whole, rest = divmod(h.op.key_dim, rows)
 
+    def tile(column: Any, pieces: Pieces) -> None:
+        with v.serial((2 * count + (rows - 1)) // rows) as group:
+            _times_state(h, v.let(group * rows), rows, column, pieces)
+        with v.serial(count) as i:
+            _solve_row(h, start, i, column, pieces)
+        if whole:
+            with v.serial(whole) as group:
+                _update_state(h, v.let(group * rows), rows, count, column, pieces)
+        if rest:
+            _update_state(h, v.int64(whole * rows), rest, count, column, pieces)
 
-def _columns(h: _Head, start: Any, count: Any, column: Any, pieces: Pieces) -> None:
-    rows = TILES[h.p.isa][0]
-    with v.serial((2 * count + (rows - 1)) // rows) as group:
-        _times_state(h, v.let(group * rows), rows, column, pieces)
-    with v.serial(count) as i:
-        _solve_row(h, start, i, column, pieces)
-    whole = h.op.key_dim // rows
-    if whole:
-        with v.serial(whole) as group:
-            _update_state(h, v.let(group * rows), rows, count, column, pieces)
-    if h.op.key_dim % rows:
-        _update_state(h, whole * rows, h.op.key_dim % rows, count, column, pieces)
+    tiles(h.op.value_dim, vectors, tile)
 
 
 def _sums(rows: int, pieces: Pieces) -> list[list[Any]]:
@@ -191,8 +179,9 @@ def _sums(rows: int, pieces: Pieces) -> list[list[Any]]:
     return [[v.scratch(lanes) for _, lanes in pieces] for _ in range(rows)]
 
 
-def _add_outer(p: TargetProfile, sums: list[list[Any]], left: list[Any], right: list[Any],
-               pieces: Pieces) -> None:
+def _add_outer(
+    p: TargetProfile, sums: list[list[Any]], left: list[Any], right: list[Any], pieces: Pieces
+) -> None:
     """sums[r][j] += left[r] * right[j]."""
     for row, x in zip(sums, left, strict=True):
         for acc, y, (_, lanes) in zip(row, right, pieces, strict=True):
@@ -241,9 +230,7 @@ def _solve_row(h: _Head, start: Any, i: Any, column: Any, pieces: Pieces) -> Non
         v.store(h.a.out, v.rounded(op.act, value, lanes), row, out_at, lanes=lanes)
 
 
-def _update_state(
-    h: _Head, first: Any, rows: int, count: Any, column: Any, pieces: Pieces
-) -> None:
+def _update_state(h: _Head, first: Any, rows: int, count: Any, column: Any, pieces: Pieces) -> None:
     """S[d] = A_last[d] S[d] + sum_j late[j, d] U_j for `rows` key channels from `first` on."""
     sums = _sums(rows, pieces)
     for r, row in enumerate(sums):

@@ -15,16 +15,13 @@ from k3tvm.schedules.kda_gate import sum_of_squares
 from k3tvm.schedules.numerics import round_to
 from k3tvm.schedules.profile import TargetProfile
 from k3tvm.schedules.registry import reference, schedule
-from k3tvm.schedules.spans import along, sequence
+from k3tvm.schedules.spans import Pieces, along, sequence, tiles
 
-import os
-PF=int(os.environ.get('PF','1'))
-CC=os.environ.get('CC')
 L2_EPS = 1e-6  # on the sum, inside the root (specification 3.1)
 
-# Columns of the state that one pass keeps sums for: two sums per column must fit the registers.
-COLUMNS = {"avx512": 128, "avx2": 32, "portable": 16}
-if CC: COLUMNS={k:int(CC) for k in COLUMNS}
+# Vectors of 16 state columns that one pass keeps two sums for. Measured on all three instruction
+# sets: reading whole rows in the order of memory is worth more than sums that stay in registers.
+VECTORS = 8
 
 
 @reference(KdaStep)
@@ -59,29 +56,35 @@ def kda_step_cpu(op: KdaStep, p: TargetProfile, a: SimpleNamespace) -> None:
     with v.parallel(a.m * v.int64(op.heads)) as task:
         s, head = v.let(task // op.heads), v.let(task % op.heads)
         slot, first, rows = sequence(a.seqs, s)
-        token = _Token(*(v.scratch(op.key_dim) for _ in range(4)))
+        vectors = [v.scratch(op.key_dim) for _ in range(4)]
         with v.serial(rows) as i:
-            row = v.let(first + i)
-            overlap = _prepare(op, p, a, token, row, head)
-            tile = min(COLUMNS[p.isa], -(-op.value_dim // v.LANES) * v.LANES)
-            whole = op.value_dim // tile
-            if whole:
-                with v.serial(whole) as c:
-                    pieces = v.chunks(tile)
-                    _columns(op, p, a, token, overlap, slot, row, head, c * tile, pieces)
-            rest = v.chunks(op.value_dim - whole * tile)
-            if rest:
-                _columns(op, p, a, token, overlap, slot, row, head, whole * tile, rest)
+            _step(_Token(op, p, a, slot, head, v.let(first + i), *vectors))
 
 
 @dataclass(frozen=True)
 class _Token:
-    """Vectors [key_dim] of one token and head: unit key and query, and both times the decay."""
+    """One token and head: the arguments, and vectors [key_dim] that `_prepare` fills."""
 
-    key: Any
-    query: Any
+    op: KdaStep
+    p: TargetProfile
+    a: SimpleNamespace
+    slot: Any
+    head: Any
+    row: Any
+    key: Any  # unit key
+    query: Any  # unit query, scaled
     decayed_key: Any
     decayed_query: Any
+
+
+def _step(t: _Token) -> None:
+    overlap = _prepare(t)
+
+    def columns(column: Any, pieces: Pieces) -> None:
+        writes = _writes(t, overlap, column, pieces, *_read_state(t, column, pieces))
+        _write_state(t, column, pieces, writes)
+
+    tiles(t.op.value_dim, VECTORS, columns)
 
 
 def inverse_norm(p: TargetProfile, x: Any, row: Any, base: Any, width: int) -> Any:
@@ -90,27 +93,26 @@ def inverse_norm(p: TargetProfile, x: Any, row: Any, base: Any, width: int) -> A
     return v.let(T.float32(1.0) / v.float_intrinsic("sqrt", 1, total))
 
 
-def _prepare(
-    op: KdaStep, p: TargetProfile, a: SimpleNamespace, token: _Token, row: Any, head: Any
-) -> Any:
-    """Fill `token`; returns query . key."""
-    query_at = v.let(head * op.key_dim)
-    key_at = v.let((head + op.heads) * op.key_dim)
-    query_scale = inverse_norm(p, a.qkv, row, query_at, op.key_dim) * T.float32(op.key_dim**-0.5)
-    key_scale = inverse_norm(p, a.qkv, row, key_at, op.key_dim)
-    query_scale = v.let(query_scale)
+def _prepare(t: _Token) -> Any:
+    """Fill the vectors of a token; returns query . key."""
+    op, p, qkv = t.op, t.p, t.a.qkv
+    query_at = v.let(t.head * op.key_dim)
+    key_at = v.let((t.head + op.heads) * op.key_dim)
+    query_norm = inverse_norm(p, qkv, t.row, query_at, op.key_dim)
+    query_scale = v.let(query_norm * T.float32(op.key_dim**-0.5))
+    key_scale = inverse_norm(p, qkv, t.row, key_at, op.key_dim)
     overlap = v.scratch(1)
     v.store(overlap, T.float32(0.0), 0, lanes=1)
 
     def piece(at: Any, lanes: int) -> None:
-        query = v.load(a.qkv, row, query_at + at, lanes=lanes) * v.splat(query_scale, lanes)
-        key = v.load(a.qkv, row, key_at + at, lanes=lanes) * v.splat(key_scale, lanes)
+        query = v.load(qkv, t.row, query_at + at, lanes=lanes) * v.splat(query_scale, lanes)
+        key = v.load(qkv, t.row, key_at + at, lanes=lanes) * v.splat(key_scale, lanes)
         query, key = v.let(query), v.let(key)
-        decay = v.let(v.load(a.decay, row, query_at + at, lanes=lanes))
-        v.store(token.query, query, at, lanes=lanes)
-        v.store(token.key, key, at, lanes=lanes)
-        v.store(token.decayed_query, query * decay, at, lanes=lanes)
-        v.store(token.decayed_key, key * decay, at, lanes=lanes)
+        decay = v.let(v.load(t.a.decay, t.row, query_at + at, lanes=lanes))
+        v.store(t.query, query, at, lanes=lanes)
+        v.store(t.key, key, at, lanes=lanes)
+        v.store(t.decayed_query, query * decay, at, lanes=lanes)
+        v.store(t.decayed_key, key * decay, at, lanes=lanes)
         part = v.reduce_add(v.let(query * key), lanes)
         v.store(overlap, v.load(overlap, 0, lanes=1) + part, 0, lanes=1)
 
@@ -118,55 +120,50 @@ def _prepare(
     return v.let(v.load(overlap, 0, lanes=1))
 
 
-def _columns(
-    op: KdaStep,
-    p: TargetProfile,
-    a: SimpleNamespace,
-    token: _Token,
-    overlap: Any,
-    slot: Any,
-    row: Any,
-    head: Any,
-    column: Any,
-    pieces: list[tuple[int, int]],
-) -> None:
-    """Read, write and output of the columns in `pieces`, from `column` on.
+def _read_state(t: _Token, column: Any, pieces: Pieces) -> tuple[list[Any], list[Any]]:
+    """Key and query, both decayed, times the old state: one vector per piece each."""
+    by_key = [v.scratch(lanes) for _, lanes in pieces]
+    by_query = [v.scratch(lanes) for _, lanes in pieces]
+    for (_, lanes), acc in zip(pieces * 2, by_key + by_query, strict=True):
+        v.store(acc, v.splat(0.0, lanes), 0, lanes=lanes)
+    with v.serial(t.op.key_dim) as d:
+        key, query = v.let(t.decayed_key[d]), v.let(t.decayed_query[d])
+        for (at, lanes), *sums in zip(pieces, by_key, by_query, strict=True):
+            s = v.let(v.load(t.a.state, t.slot, t.head, d, column + at, lanes=lanes))
+            for acc, x in zip(sums, (key, query), strict=True):
+                old = v.load(acc, 0, lanes=lanes)
+                v.store(acc, v.fma(t.p, v.splat(x, lanes), s, old, lanes), 0, lanes=lanes)
+    return by_key, by_query
+
+
+def _writes(
+    t: _Token, overlap: Any, column: Any, pieces: Pieces, by_key: list[Any], by_query: list[Any]
+) -> list[Any]:
+    """u = beta (v - prediction); the output too.
 
     The read after the write needs no third pass: q^T S = q^T (diag(decay) S_old) + (q . k) u.
     """
-    column = v.let(v.int64(column))
-    predicted = [v.scratch(lanes) for _, lanes in pieces]
-    read = [v.scratch(lanes) for _, lanes in pieces]
-    for (_, lanes), acc in zip(pieces * 2, predicted + read, strict=True):
-        v.store(acc, v.splat(0.0, lanes), 0, lanes=lanes)
-    share = -(-op.key_dim * op.value_dim // (2 * 16 * op.key_dim * -(-op.value_dim // sum(l for _, l in pieces))))
-    base = v.let(column * (2 * op.key_dim * share * 16) // sum(l for _, l in pieces))
-    with v.serial(op.key_dim) as d:
-        for k in range(share):
-            v.prefetch(a.state, slot, head + PF, v.int64(0), base + (d * share + k) * 16)
-        key, query = v.let(token.decayed_key[d]), v.let(token.decayed_query[d])
-        for (at, lanes), by_key, by_query in zip(pieces, predicted, read, strict=True):
-            s = v.let(v.load(a.state, slot, head, d, column + at, lanes=lanes))
-            for acc, x in ((by_key, key), (by_query, query)):
-                old = v.load(acc, 0, lanes=lanes)
-                v.store(acc, v.fma(p, v.splat(x, lanes), s, old, lanes), 0, lanes=lanes)
+    op, a = t.op, t.a
+    beta = v.let(a.beta[t.row, t.head])
+    value_at = v.let(2 * op.heads * op.key_dim + t.head * op.value_dim + column)
+    out_at = v.let(t.head * op.value_dim + column)
     writes = []
-    beta = v.let(a.beta[row, head])
-    value_at = v.let(2 * op.heads * op.key_dim + head * op.value_dim + column)
-    for (at, lanes), by_key, by_query in zip(pieces, predicted, read, strict=True):
-        value = v.load(a.qkv, row, value_at + at, lanes=lanes)
-        write = v.let(v.splat(beta, lanes) * (value - v.load(by_key, 0, lanes=lanes)))
-        out = v.fma(p, v.splat(overlap, lanes), write, v.load(by_query, 0, lanes=lanes), lanes)
-        at_out = head * op.value_dim + column + at
-        v.store(a.out, v.rounded(op.act, out, lanes), row, at_out, lanes=lanes)
+    for (at, lanes), predicted, read in zip(pieces, by_key, by_query, strict=True):
+        value = v.load(a.qkv, t.row, value_at + at, lanes=lanes)
+        write = v.let(v.splat(beta, lanes) * (value - v.load(predicted, 0, lanes=lanes)))
+        out = v.fma(t.p, v.splat(overlap, lanes), write, v.load(read, 0, lanes=lanes), lanes)
+        v.store(a.out, v.rounded(op.act, out, lanes), t.row, out_at + at, lanes=lanes)
         writes.append(write)
-    with v.serial(op.key_dim) as d:
-        for k in range(share):
-            v.prefetch(a.state, slot, head + PF, v.int64(0), base + (op.key_dim * share + d * share + k) * 16)
-        decay = v.let(a.decay[row, head * op.key_dim + d])
-        key = v.let(token.key[d])
+    return writes
+
+
+def _write_state(t: _Token, column: Any, pieces: Pieces, writes: list[Any]) -> None:
+    """S = diag(decay) S + key u^T."""
+    with v.serial(t.op.key_dim) as d:
+        decay = v.let(t.a.decay[t.row, t.head * t.op.key_dim + d])
+        key = v.let(t.key[d])
         for (at, lanes), write in zip(pieces, writes, strict=True):
-            s = v.load(a.state, slot, head, d, column + at, lanes=lanes)
+            s = v.load(t.a.state, t.slot, t.head, d, column + at, lanes=lanes)
             kept = v.let(v.splat(decay, lanes) * s)
-            new = v.fma(p, v.splat(key, lanes), write, kept, lanes)
-            v.store(a.state, new, slot, head, d, column + at, lanes=lanes)
+            new = v.fma(t.p, v.splat(key, lanes), write, kept, lanes)
+            v.store(t.a.state, new, t.slot, t.head, d, column + at, lanes=lanes)

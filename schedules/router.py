@@ -15,8 +15,9 @@ from k3tvm.schedules.numerics import sigmoid
 from k3tvm.schedules.profile import TargetProfile
 from k3tvm.schedules.registry import Refusal, reference, schedule
 
-# Picks are ranked as integers, so that NaN has a place too. No float pick has these ranks.
-TAKEN, OUTSIDE, NOT_A_NUMBER = -(2**31), -(2**31) + 1, -(2**31) + 2
+# Picks are ranked as integers, so that NaN has a place too: that of -infinity. No number has the
+# other two ranks.
+TAKEN, OUTSIDE, NOT_A_NUMBER = -(2**31), -(2**31) + 1, 0x807FFFFF - 2**32
 
 
 @reference(Router)

@@ -37,7 +37,9 @@ def block_width(channels: int) -> int:
     return max(v.LANES, min(512, channels // 8 // v.LANES * v.LANES))
 
 
-@schedule(ShortConv, "cpu", "blocks of channels in parallel, rows in order: no thread shares a tail")
+@schedule(
+    ShortConv, "cpu", "blocks of channels in parallel, rows in order: no thread shares a tail"
+)
 def short_conv_cpu(op: ShortConv, p: TargetProfile, a: SimpleNamespace) -> None:
     """A task owns its channels of all sequences, so it may rewrite their tail when it is done."""
     width = block_width(op.channels)
@@ -101,7 +103,11 @@ def _renew(
         with T.If(later < v.int64(history)):
             with T.Then():
                 v.store(
-                    a.tail, v.load(a.tail, slot, later, column, lanes=lanes), slot, i, column,
+                    a.tail,
+                    v.load(a.tail, slot, later, column, lanes=lanes),
+                    slot,
+                    i,
+                    column,
                     lanes=lanes,
                 )
             with T.Else():

@@ -8,6 +8,7 @@ from typing import Any
 from k3tvm.schedules import vector as v
 
 Expr = Any
+Pieces = list[tuple[int, int]]  # (offset, lanes) of each vector of a tile
 
 
 def sequence(seqs: Any, index: Expr) -> tuple[Expr, Expr, Expr]:
@@ -24,3 +25,21 @@ def along(width: int, piece: Callable[[Expr, int], None]) -> None:
             piece(v.let(i * v.LANES), v.LANES)
     for at, lanes in v.chunks(width - whole * v.LANES):
         piece(v.int64(whole * v.LANES + at), lanes)
+
+
+def tiles(width: int, vectors: int, body: Callable[[Expr, Pieces], None]) -> None:
+    """Emit body(offset, pieces) over a static width, at most `vectors` vectors at a time.
+
+    `pieces` are the (offset in the tile, lanes) of its vectors: whole tiles in a loop, then the
+    rest, whose last vectors are shorter.
+    """
+    tile = vectors * v.LANES
+    whole = width // tile
+    if whole:
+        with v.serial(whole) as i:
+            body(v.let(i * tile), v.chunks(tile))
+    rest = v.chunks(width - whole * tile)
+    for first in range(0, len(rest), vectors):
+        some = rest[first : first + vectors]
+        start = some[0][0]
+        body(v.int64(whole * tile + start), [(at - start, lanes) for at, lanes in some])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import fields, replace
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from k3tvm.checkpoint import Checkpoint
+from k3tvm.checkpoint.example import write_example
 from k3tvm.errors import CheckpointError, ConfigError
 from k3tvm.reference import Reference, Routing, blocks, ops
 from k3tvm.reference.weights import (
@@ -288,6 +291,24 @@ def test_f1_each_part_of_the_state_is_needed_by_the_next_turn():
 
 
 # --- structure ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["k3", "linear"])
+def test_the_decoder_starts_at_the_embedding_and_ends_at_the_head(name):
+    config, seen = CONFIGS[name], {}
+    tensors, ids = random_tensors(config), random_ids(config, 5)
+    got, _ = Reference(config, tensors).forward(ids, trace=lambda n, x: seen.update({n: x}))
+    top = {n.removeprefix(config.tensor_prefix): t for n, t in tensors.items()}
+    assert torch.equal(seen["layers.0.stream"], top["model.embed_tokens.weight"][ids])
+    last = config.num_layers - 1
+    stream = seen[f"layers.{last}.stream"]
+    stream = stream + seen[f"layers.{last}.mixer_out"] + seen[f"layers.{last}.ffn_out"]
+    if config.attn_res_block_size:
+        bank = [seen[f"layers.{i}.stream"] for i in (0, 3, 6)]
+        query = top["model.output_attn_res_norm.weight"] * top["model.output_attn_res_proj.weight"]
+        stream = ops.mix(bank, stream, query[0], 1e-5)
+    normed = ops.rms(stream, top["model.norm.weight"], 1e-5, exact)
+    assert relative(got, normed @ top["lm_head.weight"].T) <= EXACT
 
 
 @pytest.mark.parametrize("block", [1, 3, 4, 8, 12])
@@ -632,3 +653,27 @@ def test_f12_bfloat16_rounds_activations_but_not_gates_and_state(name):
             assert not torch.equal(round_bfloat16(layer.memory), layer.memory)
         else:
             assert torch.equal(round_bfloat16(layer.rows), layer.rows)
+
+
+# --- whole folders --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["k3-tiny", "kimi-linear-tiny"])
+def test_f30_a_checkpoint_folder_gives_the_logits_of_its_tensors(tmp_path, preset, monkeypatch):
+    write_example(tmp_path / "model", preset, 3)
+    monkeypatch.chdir(tmp_path)
+    model = Reference.from_checkpoint("model", torch.float32)
+    ids = random_ids(model.config, 12)
+    checkpoint = Checkpoint.open(tmp_path / "model")
+    tensors = {name: as_torch(checkpoint.tensor(name)) for name in checkpoint.tensors}
+    want, _ = Reference(checkpoint.config, tensors, torch.float32).forward(ids)
+    assert torch.equal(model.forward(ids)[0], want) and want.std() > 0.01
+
+
+def test_f19_a_folder_that_does_not_fit_its_config_is_refused(tmp_path):
+    write_example(tmp_path, "k3-dense-tiny", 3)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["vocab_size"] += 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="embed_tokens"):
+        Reference.from_checkpoint(tmp_path)

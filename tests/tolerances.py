@@ -17,6 +17,11 @@ TOLERANCES: dict[str, tuple[float, str]] = {
         "of up to 20 sources and the norm add a few more",
     ),
     "router": (1e-6, "a float32 sigmoid, a sum of up to 16 of them, one division"),
+    "mla_attention": (
+        5e-6,
+        "scores of size 10 to 100 carry float32 rounding (up to 1e-5 absolute) into an exponent",
+    ),
+    "sigmoid_gate": (5e-7, "a float32 sigmoid and one product"),
     "bfloat16": (
         8e-3,
         "two bfloat16 steps (2^-8) of the largest value: float32 against float64 before the "

@@ -46,10 +46,16 @@ class _Rewriter(relax.PyExprMutator):
         call = super().visit_call_(call)
         if call.op == self.dps:
             kernel = self.kernels[call.args[0].global_symbol]
-            return relax.call_tir(kernel, call.args[1], list(call.ty_args))
+            return relax.call_tir(kernel, call.args[1], _tensor_types(call.ty_args))
         if call.op == self.inplace:
             kernel = self.kernels[call.args[0].global_symbol]
             indices = [int(i) for i in call.attrs.inplace_indices]
             args = relax.Tuple(list(call.args[1:]))
-            return relax.op.call_tir_inplace(kernel, args, indices, list(call.ty_args))
+            return relax.op.call_tir_inplace(kernel, args, indices, _tensor_types(call.ty_args))
         return call
+
+
+def _tensor_types(types: Any) -> list[Any]:
+    """Several outputs come as one tuple type."""
+    first = types[0]
+    return list(first.fields) if isinstance(first, relax.TupleType) else list(types)

@@ -19,6 +19,7 @@ from k3tvm.runtime.memory import copy_in, share, zeros
 from k3tvm.runtime.state import Snapshot, States
 
 Array = np.ndarray[Any, Any]
+Sequence4 = tuple[int, int, int, int]  # slot, first row, rows, position (operators.SEQS)
 CHUNK = 512  # tokens of one prefill call: long enough for matrix products, short for memory
 
 
@@ -37,8 +38,8 @@ class Engine:
         self.health = zeros((manifest.sites, slots), "int32")
         self._health = share(self.health)
         self._weights = [share(a) for a in self.arrays]
-        module = tvm.runtime.load_module(str(folder / manifest.code[0].file.path))
-        self.vm = relax.VirtualMachine(module, tvm.cpu())
+        self.module = tvm.runtime.load_module(str(folder / manifest.code[0].file.path))
+        self.vm = relax.VirtualMachine(self.module, tvm.cpu())
 
     @classmethod
     def open(
@@ -78,17 +79,33 @@ class Engine:
         tokens = self._tokens(ids, slot)
         logits = None
         for start in range(0, len(tokens), chunk):
-            logits = self._prefill("prefill", tokens[start : start + chunk], slot)
+            part = tokens[start : start + chunk]
+            logits, _ = self._call("prefill", part, self._one(slot, part))
         if logits is None:
             raise DeviceError("there are no tokens to read", cure="give at least one id")
         return logits[0]
 
     def logits(self, ids: Sequence[int] | Array, slot: int = 0, chunk: int = CHUNK) -> Array:
         """Read tokens into a slot; logits [n, vocab] after each of them."""
+        return self.logits_and_routing(ids, slot, chunk)[0]
+
+    def logits_and_routing(
+        self, ids: Sequence[int] | Array, slot: int = 0, chunk: int = CHUNK
+    ) -> tuple[Array, dict[int, Array]]:
+        """The same, and the experts [n, k] that each MoE layer chose, by layer (from 0)."""
         tokens = self._tokens(ids, slot)
-        starts = range(0, len(tokens), chunk)
-        rows = [self._prefill("logits", tokens[s : s + chunk], slot) for s in starts]
-        return np.concatenate(rows) if rows else np.zeros((0, self.config.vocab_size), np.float32)
+        parts = []
+        for start in range(0, len(tokens), chunk):
+            part = tokens[start : start + chunk]
+            parts.append(self._call("logits", part, self._one(slot, part)))
+        if not parts:
+            raise DeviceError("there are no tokens to read", cure="give at least one id")
+        moe = [i for i in range(self.config.num_layers) if self.config.ffn_kind(i) == "moe"]
+        routing = {
+            layer: np.concatenate([more[i].numpy() for _, more in parts])
+            for i, layer in enumerate(moe)
+        }
+        return np.concatenate([logits for logits, _ in parts]), routing
 
     def decode(self, ids: Sequence[int] | Array, slots: Sequence[int] = (0,)) -> Array:
         """Read one token into each of several slots; logits [len(slots), vocab]."""
@@ -97,23 +114,26 @@ class Engine:
         for token, slot in zip(ids, slots, strict=True):
             self._tokens([token], slot)
         seqs = [(s, row, 1, self.states.positions[s]) for row, s in enumerate(slots)]
-        return self._run("decode", np.asarray(ids, np.int32), seqs)
+        return self._call("decode", np.asarray(ids, np.int32), seqs)[0]
 
-    def _prefill(self, entry: str, tokens: Array, slot: int) -> Array:
-        return self._run(entry, tokens, [(slot, 0, len(tokens), self.states.positions[slot])])
-
-    def _run(self, entry: str, tokens: Array, seqs: list[tuple[int, int, int, int]]) -> Array:
+    def _call(self, entry: str, tokens: Array, seqs: list[Sequence4]) -> tuple[Array, Any]:
+        """Run an entry over rows; its logits, and whatever else it returns."""
         rows = copy_in(np.array(seqs, np.int32))
         ids = copy_in(np.ascontiguousarray(tokens, np.int32))
-        states = self.states.tensors
-        logits: Array = self.vm[entry](ids, rows, self._health, states, self._weights).numpy()
+        result = self.vm[entry](ids, rows, self._health, self.states.tensors, self._weights)
+        first, more = (result[0], result[1]) if entry == "logits" else (result, None)
+        logits: Array = first.numpy()
         for slot, _, count, _ in seqs:
             self.states.positions[slot] += count
         if not np.isfinite(logits).all():
             self._fail(logits, seqs)
-        return logits
+        return logits, more
 
-    def _fail(self, logits: Array, seqs: list[tuple[int, int, int, int]]) -> None:
+    def _one(self, slot: int, tokens: Array) -> list[Sequence4]:
+        """The rows of a call that continues one slot."""
+        return [(slot, 0, len(tokens), self.states.positions[slot])]
+
+    def _fail(self, logits: Array, seqs: list[Sequence4]) -> None:
         """Reset the slots whose logits are not finite and raise BadLogits."""
         bad = []
         for i, (slot, first, count, _) in enumerate(seqs):

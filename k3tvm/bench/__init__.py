@@ -1,0 +1,1 @@
+"""Speed of a bundle as shares of what the machine can do, measured in the same run."""

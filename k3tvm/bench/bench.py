@@ -1,0 +1,151 @@
+"""Prefill and decode speed of a bundle, beside the machine's own limits in the same run."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from k3tvm.bench.peaks import ReadBandwidth, sgemm_peak
+from k3tvm.compiler.targets import profile_of
+from k3tvm.runtime.engine import Engine
+from k3tvm.runtime.memory import copy_in
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure: prompt tokens, decoded tokens, rounds (medians are taken)."""
+
+    prompt: int = 512
+    tokens: int = 64
+    rounds: int = 3
+
+
+def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure; the machine's limits are taken before and after every round, the best counts."""
+    threads = int(os.environ.get("TVM_NUM_THREADS") or os.cpu_count() or 1)
+    code = engine.manifest.code[0]
+    reader = ReadBandwidth(profile_of(code.target))
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, engine.config.vocab_size, plan.prompt)
+    _warm_up(engine, prompt)
+    peak_memory = 0
+    prefill, decode, reads, gemms = [], [], [], []
+    for i in range(plan.rounds):
+        say(f"round {i + 1} of {plan.rounds}")
+        reads.append(reader.measure())
+        gemms.append(sgemm_peak(threads))
+        prefill.append(_time_prefill(engine, prompt))
+        decode.append(_time_decode(engine, plan.tokens, rng))
+    reads.append(reader.measure())
+    peak_memory = _resident()
+    say("timing kernels")
+    return {
+        "threads": threads,
+        "target": code.target,
+        "machine": {"read_bytes_per_s": max(reads), "sgemm_flops": max(gemms)},
+        "prefill": _prefill_facts(engine, plan, median(prefill), max(gemms)),
+        "decode": _decode_facts(engine, plan, median(decode), max(reads)),
+        "memory": _memory_facts(engine, peak_memory),
+        "kernels": kernel_table(engine),
+    }
+
+
+def touched_bytes(engine: Engine) -> int:
+    """Weight bytes that one decoded token must read, padding not counted."""
+    return sum(a.touched for a in engine.manifest.arrays)
+
+
+def matmul_parameters(engine: Engine) -> int:
+    """Weights that take part in matrix products for every token (chosen experts only)."""
+    per_item = {"uint32": 2, "float32": 4, "uint16": 2}
+    count = 0
+    for a in engine.manifest.arrays:
+        if a.recipe.endswith("rows") or a.recipe.startswith("absorb"):
+            mxfp4 = a.dtype == "uint32" and a.shape[-1] == 16
+            if a.dtype != "uint8":
+                count += a.touched * 2 if mxfp4 else a.touched // per_item[a.dtype]
+    return count
+
+
+def _warm_up(engine: Engine, prompt: Any) -> None:
+    engine.reset()
+    engine.prefill(prompt)
+    for token in prompt[:4]:
+        engine.decode([int(token)])
+
+
+def _time_prefill(engine: Engine, prompt: Any) -> float:
+    """Tokens per second of one prompt into an empty slot."""
+    engine.reset()
+    start = time.perf_counter()
+    engine.prefill(prompt)
+    return len(prompt) / (time.perf_counter() - start)
+
+
+def _time_decode(engine: Engine, tokens: int, rng: Any) -> float:
+    """Tokens per second of decoding, one sequence, random ids (as routing would vary)."""
+    ids = rng.integers(0, engine.config.vocab_size, tokens).tolist()
+    start = time.perf_counter()
+    for token in ids:
+        engine.decode([token])
+    return tokens / (time.perf_counter() - start)
+
+
+def _prefill_facts(engine: Engine, plan: Plan, rate: float, peak: float) -> dict[str, Any]:
+    flops = 2 * matmul_parameters(engine) * rate
+    return {
+        "prompt_tokens": plan.prompt,
+        "tokens_per_s": rate,
+        "matmul_parameters": matmul_parameters(engine),
+        "flops": flops,
+        "share_of_sgemm_peak": flops / peak,
+    }
+
+
+def _decode_facts(engine: Engine, plan: Plan, rate: float, peak: float) -> dict[str, Any]:
+    touched = touched_bytes(engine)
+    return {
+        "tokens": plan.tokens,
+        "tokens_per_s": rate,
+        "bytes_per_token": touched,
+        "bytes_per_s": touched * rate,
+        "share_of_read_bandwidth": touched * rate / peak,
+    }
+
+
+def _memory_facts(engine: Engine, peak: int) -> dict[str, Any]:
+    return {
+        "peak_bytes": peak,
+        "parameter_bytes": sum(a.nbytes for a in engine.manifest.arrays),
+        "state_bytes": engine.states.nbytes,
+    }
+
+
+def _resident() -> int:
+    """The most memory this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def kernel_table(engine: Engine) -> list[dict[str, Any]]:
+    """Time of every kernel in one decode step and one prefill of 512 tokens, longest first."""
+    from k3tvm._tvm import relax, tvm
+
+    profiler = relax.VirtualMachine(engine.module, tvm.cpu(), profile=True)
+    rows: list[dict[str, Any]] = []
+    for entry, count in (("decode", 1), ("prefill", min(512, engine.states.context))):
+        engine.reset()
+        ids = copy_in(np.zeros(count, np.int32))
+        seqs = copy_in(np.array([[0, 0, count, 0]], np.int32))
+        args = (ids, seqs, engine._health, engine.states.tensors, engine._weights)
+        profiler.profile(entry, *args)
+        report = profiler.profile(entry, *args)
+        rows += _kernel_rows(entry, report)
+    engine.reset()
+    return rows

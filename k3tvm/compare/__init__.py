@@ -1,0 +1,1 @@
+"""Comparison of a bundle with the torch reference."""

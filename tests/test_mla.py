@@ -1,0 +1,130 @@
+"""MLA kernels: cache rows, causal attention over the cache, output gate (F3, F4, F5, F6, F11)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from k3tvm.relax_models.operators import MlaAttention, MlaCache, SigmoidGate
+from tests.kernels import expect, host_profiles, relative_error, run
+from tests.tolerances import tolerance
+
+PROFILES = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
+ACTS = pytest.mark.parametrize("act", ["float32", "bfloat16"])
+SEQS = {
+    "one token": [[0, 0, 1, 0]],
+    "mixed": [[3, 0, 1, 4], [0, 1, 5, 0], [2, 6, 1, 60]],
+    "prompt": [[1, 0, 70, 0]],
+}
+
+
+def attention_op(heads: int, rank: int, rope: int, act: str) -> MlaAttention:
+    """All widths differ, the queries do not start at column 0."""
+    stride = 5 + rope + 2
+    return MlaAttention(heads, rank, rope, 5, 0.31, heads * stride + 3, 3, stride, act)
+
+
+def attention_inputs(op: MlaAttention, seqs: list[list[int]], seed: int) -> dict[str, np.ndarray]:
+    """Random queries; cache positions that nobody may see hold NaN."""
+    rng = np.random.default_rng(seed)
+    rows = sum(s[2] for s in seqs)
+    used = {s[0]: s[3] + s[2] for s in seqs}
+    cache = np.full((4, max(used.values()) + 2, op.rank + op.rope), np.nan, np.float32)
+    for slot, length in used.items():
+        cache[slot, :length] = rng.standard_normal((length, op.rank + op.rope))
+    return {
+        "absorbed": rng.standard_normal((rows, op.heads * op.rank), np.float32),
+        "q": rng.standard_normal((rows, op.q_width), np.float32),
+        "cache": cache,
+        "seqs": np.array(seqs, np.int32),
+    }
+
+
+@PROFILES
+@ACTS
+@pytest.mark.parametrize("seqs", SEQS.values(), ids=SEQS)
+@pytest.mark.parametrize(("heads", "rank", "rope"), [(1, 16, 4), (6, 23, 7), (32, 80, 16)])
+def test_f5_attention_sees_its_own_sequence_up_to_its_own_position(
+    profile, act, heads, rank, rope, seqs
+):
+    op = attention_op(heads, rank, rope, act)
+    inputs = attention_inputs(op, seqs, heads)
+    got, want = run(op, profile, inputs)["out"], expect(op, inputs)["out"]
+    assert relative_error(got, want) <= tolerance("mla_attention", act)
+
+
+@PROFILES
+@ACTS
+@pytest.mark.parametrize("heads", [3, 16])
+def test_f6_later_tokens_never_change_earlier_rows(profile, act, heads):
+    op = attention_op(heads, 40, 8, act)
+    inputs = attention_inputs(op, [[2, 0, 60, 7]], 1)
+    before = run(op, profile, inputs)["out"]
+    for changed in (0, 1, 30, 59):
+        cache = inputs["cache"].copy()
+        cache[2, 7 + changed :] = np.nan
+        after = run(op, profile, inputs | {"cache": cache})["out"]
+        np.testing.assert_array_equal(after[:changed], before[:changed])
+        assert np.isnan(after[changed:]).all()
+
+
+@PROFILES
+@ACTS
+@pytest.mark.parametrize("heads", [3, 8])
+def test_f4_a_row_is_bit_equal_alone_and_in_company(profile, act, heads):
+    op = attention_op(heads, 24, 8, act)
+    position = 1000
+    inputs = attention_inputs(op, [[1, 0, 9, position]], 5)
+    together = run(op, profile, inputs)["out"]
+    for row in (0, 4, 8):
+        alone = {k: inputs[k][row : row + 1] for k in ("absorbed", "q")}
+        alone["seqs"] = np.array([[1, 0, 1, position + row]], np.int32)
+        np.testing.assert_array_equal(run(op, profile, inputs | alone)["out"][0], together[row])
+
+
+@PROFILES
+@ACTS
+def test_attention_with_scores_far_apart(profile, act):
+    op = attention_op(2, 32, 8, act)
+    inputs = attention_inputs(op, [[0, 0, 1, 1100]], 3)
+    inputs["cache"][0, :1101, 0] = np.linspace(-300, 300, 1101)
+    inputs["absorbed"][0, [0, 32]] = 5.0, -5.0
+    got, want = run(op, profile, inputs)["out"], expect(op, inputs)["out"]
+    assert relative_error(got, want) <= tolerance("mla_attention", act)
+
+
+@PROFILES
+@ACTS
+@pytest.mark.parametrize(("q_rank", "rank", "rope"), [(0, 33, 5), (50, 16, 32), (1, 1, 0)])
+def test_f5_cache_rows_go_to_their_slot_and_position(profile, act, q_rank, rank, rope):
+    rng = np.random.default_rng(rank)
+    x_width = 7 + q_rank + rank + rope
+    inputs = {
+        "x": rng.standard_normal((7, x_width), np.float32),
+        "q_norm": rng.standard_normal(max(q_rank, 1), np.float32),
+        "kv_norm": rng.standard_normal(rank, np.float32),
+        "seqs": np.array([[3, 0, 1, 4], [0, 1, 5, 0], [2, 6, 1, 6]], np.int32),
+        "cache": rng.standard_normal((4, 7, rank + rope), np.float32),
+    }
+    op = MlaCache(q_rank, rank, rope, 1e-6, x_width, rank + rope + 5, 2, act)
+    got, want = run(op, profile, inputs), expect(op, inputs)
+    assert relative_error(got["cache"], want["cache"]) <= tolerance("rms_norm", act)
+    touched = (want["cache"] != inputs["cache"]).any(-1)
+    assert touched.sum() == 7
+    np.testing.assert_array_equal(got["cache"][~touched], inputs["cache"][~touched])
+    if q_rank:
+        assert relative_error(got["query"], want["query"]) <= tolerance("rms_norm", act)
+
+
+@PROFILES
+@ACTS
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 37), (2, 540)])
+def test_sigmoid_gate(profile, act, rows, width):
+    rng = np.random.default_rng(width)
+    inputs = {
+        "o": rng.standard_normal((rows, width), np.float32),
+        "gate": 5 * rng.standard_normal((rows, width + 9), np.float32),
+    }
+    op = SigmoidGate(width, width + 9, 4, act)
+    got, want = run(op, profile, inputs)["out"], expect(op, inputs)["out"]
+    assert relative_error(got, want) <= tolerance("sigmoid_gate", act)
