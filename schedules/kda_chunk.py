@@ -80,15 +80,28 @@ class _Head:
         """Allocate the buffers once per task."""
         padded = -(-op.key_dim // v.LANES) * v.LANES
         columns = TILES[p.isa][1] * v.LANES
-        rows = [v.workspace((n * ROWS, padded)) for n in (1, 1, 1, 2, 1)]
-        total = v.workspace((padded,))
-        pairs = [v.workspace((ROWS, ROWS)) for _ in range(2)]
-        tile = [v.workspace((n * ROWS, columns)) for n in (2, 1)]
-        return cls(op, p, a, slot, head, padded, *rows, total, *pairs, *tile)
+        return cls(
+            op,
+            p,
+            a,
+            slot,
+            head,
+            padded,
+            query=v.workspace((ROWS, padded)),
+            key=v.workspace((ROWS, padded)),
+            decay=v.workspace((ROWS, padded)),
+            mixed=v.workspace((2 * ROWS, padded)),
+            late=v.workspace((ROWS, padded)),
+            total=v.workspace((padded,)),
+            couple=v.workspace((ROWS, ROWS)),
+            attend=v.workspace((ROWS, ROWS)),
+            old=v.workspace((2 * ROWS, columns)),
+            write=v.workspace((ROWS, columns)),
+        )
 
 
 def _read_rows(h: _Head, start: Any, count: Any) -> None:
-    """Copy decays and normalised queries and keys of a chunk; strided rows would share cache sets."""
+    """Copy decays and normalised queries and keys: rows far apart would share cache sets."""
     op, a = h.op, h.a
     query_at = v.let(h.head * op.key_dim)
     key_at = v.let((h.head + op.heads) * op.key_dim)
@@ -190,7 +203,7 @@ def _add_outer(
 
 
 def _times_state(h: _Head, first: Any, rows: int, column: Any, pieces: Pieces) -> None:
-    """old[first : first + rows] = mixed[...] @ S; rows past the chunk's are computed and not read."""
+    """old[first : first + rows] = mixed[...] @ S; what rows past the chunk hold is not used."""
     sums = _sums(rows, pieces)
     for row in sums:
         for acc, (_, lanes) in zip(row, pieces, strict=True):

@@ -22,10 +22,7 @@ def kda_gate_reference(op: KdaGate, args: Any) -> dict[str, np.ndarray]:
     """decay [n, heads*dim] and beta [n, heads] in float64, never rounded (specification 3.4)."""
     s = (args.raw.astype(np.float64) + args.dt_bias).reshape(-1, op.heads, op.dim)
     a = args.a.astype(np.float64)[:, None]
-    if op.lower_bound is None:
-        g = -a * np.logaddexp(s, 0.0)
-    else:
-        g = op.lower_bound * sigmoid(a * s)
+    g = -a * np.logaddexp(s, 0.0) if op.lower_bound is None else op.lower_bound * sigmoid(a * s)
     b = args.x[:, op.b_offset : op.b_offset + op.heads].astype(np.float64)
     return {"decay": np.exp(g).reshape(len(s), -1), "beta": sigmoid(b)}
 

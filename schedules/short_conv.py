@@ -57,9 +57,8 @@ def _block(op: ShortConv, p: TargetProfile, a: SimpleNamespace, channel: Any, wi
         for t in range(history):  # rows that still look back into the tail
             with T.If(rows > v.int64(t)), T.Then():
                 _row(op, p, a, slot, first, t, channel, width)
-        with T.If(rows > v.int64(history)), T.Then():
-            with v.serial_range(history, rows) as t:
-                _row(op, p, a, slot, first, t, channel, width)
+        with T.If(rows > v.int64(history)), T.Then(), v.serial_range(history, rows) as t:
+            _row(op, p, a, slot, first, t, channel, width)
         along(width, lambda at, lanes: _renew(op, a, slot, first, rows, channel + at, lanes))
 
 

@@ -204,3 +204,17 @@ def _halved(stem: str, dtype: str, value: Expr, lanes: int) -> Expr:
 def lane_numbers(lanes: int = LANES) -> Expr:
     """The int32 vector (0, 1, ..., lanes - 1)."""
     return T.Ramp(T.int32(0), T.int32(1), lanes)
+
+
+def transpose(rows: Sequence[Expr]) -> list[Expr]:
+    """Vectors as the rows of a square matrix -> its columns; as many vectors as lanes."""
+    rows, size = list(rows), len(rows)
+    half = size // 2
+    while half:
+        low = [lane if not lane & half else size + lane - half for lane in range(size)]
+        high = [lane + half if not lane & half else size + lane for lane in range(size)]
+        for i in (i for i in range(size) if not i & half):
+            pair = [rows[i], rows[i + half]]
+            rows[i], rows[i + half] = let(T.Shuffle(pair, low)), let(T.Shuffle(pair, high))
+        half //= 2
+    return rows

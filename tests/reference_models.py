@@ -79,6 +79,7 @@ DENSE = replace(
     latent_size=None,
     latent_norm=False,
     first_dense_layers=0,
+    renormalize=False,
     mxfp4_experts=False,
 )
 CONFIGS = {
@@ -217,20 +218,3 @@ def random_tensors(c: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     The dict is the caller's own; the tensors are shared and must not be changed in place.
     """
     return dict(_drawn(c, seed))
-
-
-def random_ids(c: ModelConfig, count: int, seed: int = 7) -> list[int]:
-    """Token ids of the model's vocabulary."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, c.vocab_size, (count,), generator=generator).tolist()
-
-
-def relative(got: Tensor, want: Tensor) -> float:
-    """Largest difference over the largest magnitude of `want`; NaN in either counts as infinite."""
-    error = float((got - want).abs().max() / want.abs().max())
-    return error if error == error else float("inf")
-
-
-def nmse(got: Tensor, want: Tensor) -> float:
-    """Squared error over squared magnitude of `want`."""
-    return float((got - want).square().sum() / want.square().sum())

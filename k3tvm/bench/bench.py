@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from k3tvm._tvm import relax, tvm
 from k3tvm.bench.peaks import ReadBandwidth, sgemm_peak
 from k3tvm.compiler.targets import profile_of
 from k3tvm.runtime.engine import Engine
-from k3tvm.runtime.memory import copy_in
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, A
         "prefill": _prefill_facts(engine, plan, median(prefill), max(gemms)),
         "decode": _decode_facts(engine, plan, median(decode), max(reads)),
         "memory": _memory_facts(engine, peak_memory),
-        "kernels": kernel_table(engine),
+        "kernels": kernel_table(engine, plan.prompt),
     }
 
 
@@ -133,19 +133,41 @@ def _resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def kernel_table(engine: Engine) -> list[dict[str, Any]]:
-    """Time of every kernel in one decode step and one prefill of 512 tokens, longest first."""
-    from k3tvm._tvm import relax, tvm
+def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
+    """Time of every kernel in one decode step and one prefill, longest first.
 
-    profiler = relax.VirtualMachine(engine.module, tvm.cpu(), profile=True)
-    rows: list[dict[str, Any]] = []
-    for entry, count in (("decode", 1), ("prefill", min(512, engine.states.context))):
+    Each row: entry, kernel, calls, microseconds of all calls together.
+    """
+    rows = []
+    for entry, tokens in (("decode", 1), ("prefill", prompt)):
         engine.reset()
-        ids = copy_in(np.zeros(count, np.int32))
-        seqs = copy_in(np.array([[0, 0, count, 0]], np.int32))
-        args = (ids, seqs, engine._health, engine.states.tensors, engine._weights)
-        profiler.profile(entry, *args)
-        report = profiler.profile(entry, *args)
-        rows += _kernel_rows(entry, report)
+        engine.prefill(np.zeros(tokens, np.int32))
+        engine.reset()
+        stopwatch = _Stopwatch()
+        vm = relax.VirtualMachine(engine.module, tvm.cpu())
+        vm.set_instrument(stopwatch)
+        engine.run_on(vm, entry, np.zeros(tokens, np.int32))
+        rows += stopwatch.rows(entry)
     engine.reset()
     return rows
+
+
+class _Stopwatch:
+    """Called by the virtual machine before and after every call; adds up kernel times by name."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[float]] = {}
+        self.start = 0.0
+
+    def __call__(self, function: Any, name: str, before: bool, result: Any, *args: Any) -> None:
+        if before:
+            self.start = time.perf_counter()
+        elif not name.startswith("vm.builtin"):
+            self.times.setdefault(name, []).append(time.perf_counter() - self.start)
+
+    def rows(self, entry: str) -> list[dict[str, Any]]:
+        order = sorted(self.times.items(), key=lambda item: -sum(item[1]))
+        return [
+            {"entry": entry, "kernel": name, "calls": len(t), "microseconds": sum(t) * 1e6}
+            for name, t in order
+        ]

@@ -118,9 +118,7 @@ class Engine:
 
     def _call(self, entry: str, tokens: Array, seqs: list[Sequence4]) -> tuple[Array, Any]:
         """Run an entry over rows; its logits, and whatever else it returns."""
-        rows = copy_in(np.array(seqs, np.int32))
-        ids = copy_in(np.ascontiguousarray(tokens, np.int32))
-        result = self.vm[entry](ids, rows, self._health, self.states.tensors, self._weights)
+        result = self._invoke(self.vm, entry, tokens, seqs)
         first, more = (result[0], result[1]) if entry == "logits" else (result, None)
         logits: Array = first.numpy()
         for slot, _, count, _ in seqs:
@@ -128,6 +126,15 @@ class Engine:
         if not np.isfinite(logits).all():
             self._fail(logits, seqs)
         return logits, more
+
+    def _invoke(self, vm: Any, entry: str, tokens: Array, seqs: list[Sequence4]) -> Any:
+        rows = copy_in(np.array(seqs, np.int32))
+        ids = copy_in(np.ascontiguousarray(tokens, np.int32))
+        return vm[entry](ids, rows, self._health, self.states.tensors, self._weights)
+
+    def run_on(self, vm: Any, entry: str, tokens: Array) -> None:
+        """Run an entry of another virtual machine (one with instruments) on slot 0."""
+        self._invoke(vm, entry, tokens, self._one(0, tokens))
 
     def _one(self, slot: int, tokens: Array) -> list[Sequence4]:
         """The rows of a call that continues one slot."""

@@ -104,7 +104,7 @@ def text_json(c: ModelConfig) -> dict[str, Any]:
     if c.hidden_act == "situ":
         values["activation_situ_beta"] = c.situ_beta
         values["activation_situ_linear_beta"] = c.situ_linear_beta
-    if c.latent_size is not None:
+    if c.num_experts and (c.latent_size is not None or c.tensor_prefix):
         values["routed_expert_hidden_size"] = c.latent_size
         values["latent_moe_use_norm"] = c.latent_norm
     if c.mxfp4_experts:

@@ -1,0 +1,86 @@
+"""`k3tvm bench`: measures a bundle against the limits of the machine it runs on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+HELP = "measure prefill and decode speed, as shares of the machine's own limits"
+EPILOG = """\
+The limits are measured in the same run: sequential reads with as many streams as threads, and
+single precision matrix products of NumPy's BLAS in a process of its own. Only bytes that a token
+must touch are counted: all weights, but of the experts only the chosen ones and of the embedding
+one row. Shares are fractions of 1.
+
+examples:
+  k3tvm bench k3.bundle
+  k3tvm bench k3.bundle --threads 1 --json
+"""
+
+
+def register(subparsers: Any) -> None:
+    """Add the command to the parser."""
+    from k3tvm.cli.logits import add_engine
+
+    parser = subparsers.add_parser(
+        "bench",
+        help=HELP,
+        description=HELP,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add_engine(parser)
+    add("--prompt", metavar="N", type=int, default=512, help="tokens of the prefill (512)")
+    add("--tokens", metavar="N", type=int, default=64, help="tokens to decode after it (64)")
+    add("--rounds", metavar="N", type=int, default=5, help="rounds; medians are reported (5)")
+    add("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    from k3tvm.bench.bench import Plan, bench
+    from k3tvm.cli.terminal import Bar, UsageError
+    from k3tvm.runtime.engine import Engine
+
+    plan = Plan(args.prompt, args.tokens, args.rounds)
+    if min(args.prompt, args.tokens, args.rounds) < 1:
+        raise UsageError("--prompt, --tokens and --rounds must be at least 1")
+    context = args.context or max(512, args.prompt + args.tokens)
+    engine = Engine.open(
+        args.bundle, context=context, slots=1, threads=args.threads, check=not args.no_check
+    )
+    facts = bench(engine, plan, Bar().step)
+    print(json.dumps(facts, indent=2) if args.json else _text(facts))
+    sys.stdout.flush()
+    return 0
+
+
+def _text(facts: dict[str, Any]) -> str:
+    from k3tvm.cli.terminal import table
+
+    p, d, m, limits = facts["prefill"], facts["decode"], facts["memory"], facts["machine"]
+    lines = [
+        f"{facts['target']}, {facts['threads']} threads; limits measured in this run:"
+        f" read {limits['read_bytes_per_s'] / 1e9:.1f} GB/s,"
+        f" sgemm {limits['sgemm_flops'] / 1e9:.1f} GFLOP/s",
+        f"prefill  {p['tokens_per_s']:.1f} tokens/s ({p['prompt_tokens']} tokens),"
+        f" {p['flops'] / 1e9:.1f} GFLOP/s: {p['share_of_sgemm_peak']:.1%} of sgemm",
+        f"decode   {d['tokens_per_s']:.1f} tokens/s, {d['bytes_per_token'] / 1e6:.1f} MB a token,"
+        f" {d['bytes_per_s'] / 1e9:.1f} GB/s: {d['share_of_read_bandwidth']:.1%} of reads",
+        f"memory   {m['peak_bytes'] / 1e6:.0f} MB at most;"
+        f" parameters {m['parameter_bytes'] / 1e6:.0f} MB, state {m['state_bytes'] / 1e6:.1f} MB",
+        "",
+    ]
+    rows = []
+    for entry in ("decode", "prefill"):
+        times = [k for k in facts["kernels"] if k["entry"] == entry]
+        total = sum(k["microseconds"] for k in times)
+        rows += [
+            [k["kernel"], entry, str(k["calls"]), f"{k['microseconds']:.0f}", f"{k['microseconds'] / total:.1%}"]
+            for k in times[:12]
+        ]
+    return "\n".join(lines) + table(rows, ["kernel", "entry", "calls", "us", "share"])
