@@ -82,7 +82,8 @@ def _route(blocks: Blocks, logits: Slice) -> list[Expr]:
         c.experts_per_token,
         c.num_expert_group,
         c.topk_group,
-        c.renormalize,
+        # a single expert keeps its own score, as in the official code (see docs/peers.md)
+        c.renormalize and c.experts_per_token > 1,
         c.routed_scaling_factor,
         logits.width,
     )

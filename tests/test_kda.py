@@ -112,9 +112,17 @@ def test_gated_norm(
 
 
 @each_profile
-@each_act
 @each_form
-@pytest.mark.parametrize(("heads", "k", "w"), [(1, 1, 1), (3, 5, 7), (2, 37, 50), (2, 48, 130)])
+@pytest.mark.parametrize(
+    ("heads", "k", "w", "act"),
+    [
+        (1, 1, 1, "float32"),
+        (3, 5, 7, "float32"),
+        (2, 37, 50, "float32"),
+        (2, 37, 50, "bfloat16"),
+        (2, 48, 130, "float32"),
+    ],
+)
 def test_f3_f5_many_sequences_and_widths(
     profile: TargetProfile, act: Activation, form: Form, heads: int, k: int, w: int
 ) -> None:
@@ -225,17 +233,18 @@ def through_gate(
 
 @each_profile
 @each_form
-@pytest.mark.parametrize(("k", "w"), [(128, 128), (37, 53)])
 @pytest.mark.parametrize(
-    ("case", "bound"),
+    ("case", "bound", "k", "w"),
     [
-        ("typical", -5.0),
-        ("typical", None),
-        ("uniform -5..0", -5.0),
-        ("uniform -5..0", None),
-        ("all -5", -5.0),
-        ("all -5", None),
-        ("uniform -40..0", None),
+        ("typical", -5.0, 128, 128),
+        ("typical", None, 128, 128),
+        ("uniform -5..0", -5.0, 128, 128),
+        ("uniform -5..0", -5.0, 37, 53),
+        ("uniform -5..0", None, 128, 128),
+        ("all -5", -5.0, 128, 128),
+        ("all -5", None, 128, 128),
+        ("uniform -40..0", None, 128, 128),
+        ("uniform -40..0", None, 37, 53),
     ],
 )
 def test_f10_decay_table(

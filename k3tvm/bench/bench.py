@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from k3tvm._tvm import relax, tvm
 from k3tvm.bench.peaks import ReadBandwidth, sgemm_peak
 from k3tvm.compiler.targets import profile_of
 from k3tvm.runtime.engine import Engine
+from k3tvm.runtime.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
         engine.prefill(np.zeros(tokens, np.int32))
         engine.reset()
         stopwatch = _Stopwatch()
-        vm = relax.VirtualMachine(engine.module, tvm.cpu())
-        vm.set_instrument(stopwatch)
-        engine.run_on(vm, entry, np.zeros(tokens, np.int32))
+        machine = Machine(engine.folder / engine.manifest.code[0].file.path)
+        machine.instrument(stopwatch)
+        engine.run_on(machine, entry, np.zeros(tokens, np.int32))
         rows += stopwatch.rows(entry)
     engine.reset()
     return rows

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from k3tvm._tvm import PINS, relax, tvm
+from k3tvm._ffi import PINS
 from k3tvm.bundle.manifest import CodeEntry, Manifest
 from k3tvm.bundle.params import check_file, map_arrays
 from k3tvm.errors import BundleError, DeviceError
 from k3tvm.relax_models.config import ModelConfig
+from k3tvm.runtime.cpu import NEEDS, host_features
 from k3tvm.runtime.health import BadLogits, first_place
-from k3tvm.runtime.memory import copy_in, share, zeros
+from k3tvm.runtime.machine import Machine, set_threads
+from k3tvm.runtime.memory import copy_in, numpy, share, zeros
 from k3tvm.runtime.state import Snapshot, States
 
 Array = np.ndarray[Any, Any]
@@ -38,8 +39,7 @@ class Engine:
         self.health = zeros((manifest.sites, slots), "int32")
         self._health = share(self.health)
         self._weights = [share(a) for a in self.arrays]
-        self.module = tvm.runtime.load_module(str(folder / manifest.code[0].file.path))
-        self.vm = relax.VirtualMachine(self.module, tvm.cpu())
+        self.machine = Machine(folder / manifest.code[0].file.path)
 
     @classmethod
     def open(
@@ -102,7 +102,7 @@ class Engine:
             raise DeviceError("there are no tokens to read", cure="give at least one id")
         moe = [i for i in range(self.config.num_layers) if self.config.ffn_kind(i) == "moe"]
         routing = {
-            layer: np.concatenate([more[i].numpy() for _, more in parts])
+            layer: np.concatenate([numpy(more[i]) for _, more in parts])
             for i, layer in enumerate(moe)
         }
         return np.concatenate([logits for logits, _ in parts]), routing
@@ -118,23 +118,23 @@ class Engine:
 
     def _call(self, entry: str, tokens: Array, seqs: list[Sequence4]) -> tuple[Array, Any]:
         """Run an entry over rows; its logits, and whatever else it returns."""
-        result = self._invoke(self.vm, entry, tokens, seqs)
+        result = self._invoke(self.machine, entry, tokens, seqs)
         first, more = (result[0], result[1]) if entry == "logits" else (result, None)
-        logits: Array = first.numpy()
+        logits = numpy(first)
         for slot, _, count, _ in seqs:
             self.states.positions[slot] += count
         if not np.isfinite(logits).all():
             self._fail(logits, seqs)
         return logits, more
 
-    def _invoke(self, vm: Any, entry: str, tokens: Array, seqs: list[Sequence4]) -> Any:
+    def _invoke(self, machine: Machine, entry: str, tokens: Array, seqs: list[Sequence4]) -> Any:
         rows = copy_in(np.array(seqs, np.int32))
         ids = copy_in(np.ascontiguousarray(tokens, np.int32))
-        return vm[entry](ids, rows, self._health, self.states.tensors, self._weights)
+        return machine[entry](ids, rows, self._health, self.states.tensors, self._weights)
 
-    def run_on(self, vm: Any, entry: str, tokens: Array) -> None:
-        """Run an entry of another virtual machine (one with instruments) on slot 0."""
-        self._invoke(vm, entry, tokens, self._one(0, tokens))
+    def run_on(self, machine: Machine, entry: str, tokens: Array) -> None:
+        """Run an entry on slot 0 by another machine (one that is watched)."""
+        self._invoke(machine, entry, tokens, self._one(0, tokens))
 
     def _one(self, slot: int, tokens: Array) -> list[Sequence4]:
         """The rows of a call that continues one slot."""
@@ -193,14 +193,6 @@ class Engine:
         self.states.fork(source, target)
 
 
-def set_threads(threads: int) -> None:
-    """Let kernels use this many threads from now on."""
-    if threads < 1:
-        raise DeviceError(f"{threads} threads: at least one is needed")
-    os.environ["TVM_NUM_THREADS"] = str(threads)
-    tvm.get_global_func("runtime.config_threadpool")(0, threads)
-
-
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has no tuples; the configuration has no lists."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
@@ -217,8 +209,6 @@ def _check_versions(folder: Path, manifest: Manifest) -> None:
 
 
 def _check_machine(code: CodeEntry) -> None:
-    from k3tvm.compiler.targets.cpu import NEEDS, host_features
-
     lacking = NEEDS[code.isa] - host_features()  # type: ignore[index]
     if lacking:
         raise DeviceError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from k3tvm._tvm import tvm
+from k3tvm._ffi import tvm_ffi
 
 Array = np.ndarray[Any, Any]
 
@@ -24,9 +24,16 @@ def zeros(shape: tuple[int, ...], dtype: str) -> Array:
 
 def share(array: Array) -> Any:
     """The same memory as a TVM tensor; the array must be contiguous and 64-byte aligned."""
-    return tvm.runtime.from_dlpack(array)
+    return tvm_ffi.from_dlpack(array, require_alignment=64, require_contiguous=True)
 
 
 def copy_in(array: Array) -> Any:
     """A TVM tensor with a copy of a small array."""
-    return tvm.runtime.tensor(array)
+    copy = zeros(array.shape, array.dtype.str)
+    copy[...] = array
+    return share(copy)
+
+
+def numpy(tensor: Any) -> Array:
+    """A TVM tensor as an array over the same memory."""
+    return np.from_dlpack(tensor)

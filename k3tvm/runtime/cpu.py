@@ -1,0 +1,34 @@
+"""What the CPU of this machine can do, and what each level of CPU code needs."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+from k3tvm.schedules.profile import Isa
+
+# Names as in the flags of /proc/cpuinfo; all of a level must be there.
+NEEDS: dict[Isa, frozenset[str]] = {
+    "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma"}),
+    "avx2": frozenset({"avx2", "fma"}),
+    "portable": frozenset(),
+}
+
+
+@cache
+def host_features() -> frozenset[str]:
+    """The flags of this CPU; on a system without /proc/cpuinfo nothing is known and none given."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def host_isa() -> Isa:
+    """The best level that this machine has."""
+    return next(isa for isa, needs in NEEDS.items() if needs <= host_features())

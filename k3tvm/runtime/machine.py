@@ -1,0 +1,47 @@
+"""The virtual machine that runs a compiled library, through the FFI alone (no compiler, no Relax)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from k3tvm._ffi import load_runtime, tvm_ffi
+from k3tvm.errors import BundleError, DeviceError
+
+CPU, POOLED = 1, 2  # DLPack's device type; the allocator that keeps freed memory for reuse
+Function = Callable[..., Any]
+
+
+class Machine:
+    """A loaded library with its own virtual machine on the CPU."""
+
+    def __init__(self, library: Path) -> None:
+        load_runtime()
+        try:
+            executable = tvm_ffi.load_module(str(library))
+        except (RuntimeError, ValueError, OSError) as error:
+            raise BundleError(
+                f"cannot be loaded: {error}", where=str(library), cure="compile it again"
+            ) from None
+        self._vm = executable["vm_load_executable"]()
+        self._vm["vm_initialization"](CPU, 0, POOLED)
+
+    def __getitem__(self, entry: str) -> Function:
+        """An entry function by name."""
+        function: Function = self._vm[entry]
+        return function
+
+    def instrument(self, watch: Function) -> None:
+        """Call watch(function, name, before, result, *args) around every call that is made."""
+        self._vm["set_instrument"](tvm_ffi.convert(watch))
+
+
+def set_threads(threads: int) -> None:
+    """Let kernels use this many threads from now on."""
+    if threads < 1:
+        raise DeviceError(f"{threads} threads: at least one is needed")
+    load_runtime()
+    os.environ["TVM_NUM_THREADS"] = str(threads)
+    tvm_ffi.get_global_func("runtime.config_threadpool")(0, threads)
