@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +10,27 @@ import numpy as np
 
 from k3tvm._tvm import T
 from k3tvm.relax_models.operators import ExpertLinear
+from k3tvm.schedules import digits
 from k3tvm.schedules import vector as v
+from k3tvm.schedules.digits import Digits
 from k3tvm.schedules.numerics import round_to, unpack_weight
 from k3tvm.schedules.profile import TargetProfile
 from k3tvm.schedules.registry import reference, schedule
 from k3tvm.schedules.tiles import Weights, matmul, matvec, tile_of
 
 FEW = 4  # below this many rows of one expert the matvec is faster
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """x of every (row, choice) pair in expert order: float32 [n*top_k, k], and maybe digits.
+
+    Digits are there when `few`, a condition in the kernel, says that experts have few rows.
+    """
+
+    values: Any
+    digits: Digits | None
+    few: Any
 
 
 @reference(ExpertLinear)
@@ -36,7 +51,7 @@ def expert_linear_reference(op: ExpertLinear, args: Any) -> dict[str, np.ndarray
 def expert_linear_cpu(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace) -> None:
     """Every thread does its share of the blocks of all experts, so uneven routing costs nothing."""
     weights = Weights(op.fmt, op.k, p, a.weight, getattr(a, "weight_scale", None))
-    inputs = _gather(op, a)
+    inputs = _gather(op, p, a)
     blocks = -(-op.rows // v.LANES)
     height = tile_of(p).blocks
     teams = -(-blocks // height)
@@ -54,7 +69,7 @@ def _team(
     op: ExpertLinear,
     a: SimpleNamespace,
     weights: Weights,
-    inputs: Any,
+    inputs: _Inputs,
     expert: Any,
     first: Any,
     count: Any,
@@ -69,30 +84,44 @@ def _team(
     def finish(row: Any, g: int, value: Any) -> None:
         _finish(op, a, first + row, members[g], value)
 
-    with T.If(count < v.int64(FEW)):
+    with T.If(T.And(inputs.few, count < v.int64(FEW))):
         with T.Then():
             for g, lead in enumerate(leads):
                 with v.serial(count) as row:
-                    finish(row, g, matvec(weights, lead, inputs, first + row, v.int64(0)))
+                    finish(row, g, _matvec(weights, lead, inputs, first + row))
         with T.Else():
-            matmul(weights, leads, inputs, first, count, a.n, v.int64(0), finish)
+            matmul(weights, leads, inputs.values, first, count, a.n, v.int64(0), finish)
 
 
-def _gather(op: ExpertLinear, a: SimpleNamespace) -> Any:
-    """x of every (row, choice) pair in the order of the experts: [n * top_k, k]."""
-    pairs = a.n * op.top_k
-    inputs = v.workspace([pairs, op.k])
-    with v.parallel(pairs) as i:
+def _matvec(weights: Weights, lead: tuple[Any, ...], inputs: _Inputs, row: Any) -> Any:
+    """One block times one pair's input: in digits where there are some."""
+    if inputs.digits is None:
+        return matvec(weights, lead, inputs.values, row, v.int64(0))
+    w = weights
+    return digits.matvec(w.profile, w.words, w.scale, lead, inputs.digits, row, w.k)
+
+
+def _gather(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace) -> _Inputs:
+    """Copy the rows of x together, expert by expert, and split them into digits if few."""
+    pairs = v.let(a.n * op.top_k)
+    values = v.workspace([a.n * op.top_k, op.k])
+    in_digits = op.fmt == "mxfp4" and digits.uses_digits(p)
+    split = digits.allocate(a.n * op.top_k, op.k) if in_digits else None
+    few = v.let(pairs < v.int64(FEW * op.experts))
+    with v.parallel(a.n * op.top_k) as i:
         row, choice = _pair(op, a, i)
         offset = v.let(op.x_offset + (choice * op.k if op.per_choice else v.int64(0)))
         whole = op.k // v.LANES
         with v.serial(whole) as j:
             at = j * v.LANES
-            v.store(inputs, v.load(a.x, row, offset + at), i, at)
+            v.store(values, v.load(a.x, row, offset + at), i, at)
         for at, lanes in v.chunks(op.k - whole * v.LANES):
             at += whole * v.LANES
-            v.store(inputs, v.load(a.x, row, offset + at, lanes=lanes), i, at, lanes=lanes)
-    return inputs
+            v.store(values, v.load(a.x, row, offset + at, lanes=lanes), i, at, lanes=lanes)
+        if split:
+            with T.If(few), T.Then():
+                digits.quantise(p, split, i, op.k, lambda at: v.load(values, i, at))
+    return _Inputs(values, split, few)
 
 
 def _pair(op: ExpertLinear, a: SimpleNamespace, i: Any) -> tuple[Any, Any]:

@@ -10,7 +10,9 @@ from k3tvm.schedules.profile import Isa
 
 # Names as in the flags of /proc/cpuinfo; all of a level must be there.
 NEEDS: dict[Isa, frozenset[str]] = {
-    "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma"}),
+    "avx512": frozenset(
+        {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx2", "fma"}
+    ),
     "avx2": frozenset({"avx2", "fma"}),
     "portable": frozenset(),
 }
