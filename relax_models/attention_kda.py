@@ -56,7 +56,9 @@ def _segments(blocks: Blocks) -> list[Segment]:
     c = blocks.config
     width = c.kda_heads * c.kda_head_dim
     full = c.kda_full_rank_gate
-    gate = Segment("gate", width if full else c.kda_head_dim, (ATTN + ("g_proj" if full else "g_a_proj"),))
+    gate = Segment(
+        "gate", width if full else c.kda_head_dim, (ATTN + ("g_proj" if full else "g_a_proj"),)
+    )
     return [
         Segment("qkv", 3 * width, tuple(ATTN + f"{p}_proj" for p in "qkv")),
         gate,
@@ -70,7 +72,9 @@ def _convolve(blocks: Blocks, qkv: Slice, seqs: Expr, tail: Expr) -> Expr:
     c = blocks.config
     channels = 3 * c.kda_heads * c.kda_head_dim
     op = ShortConv(channels, c.conv_kernel, qkv.width, blocks.act)
-    weight = blocks.taps("conv", c.conv_kernel, channels, [ATTN + f"{p}_conv1d.weight" for p in "qkv"])
+    weight = blocks.taps(
+        "conv", c.conv_kernel, channels, [ATTN + f"{p}_conv1d.weight" for p in "qkv"]
+    )
     return blocks.graph.call(op, qkv.tensor, weight, seqs, tail)
 
 

@@ -39,7 +39,7 @@ def _segments(blocks: Blocks) -> list[Segment]:
     """The latents stand together, since one kernel norms both."""
     c = blocks.config
     latent = c.kv_lora_rank + c.qk_rope_head_dim
-    stems = (ATTN + "kv_a_proj_with_mqa",)
+    stems: tuple[str, ...] = (ATTN + "kv_a_proj_with_mqa",)
     if c.q_lora_rank:
         stems = (ATTN + "q_a_proj", *stems)
     segments = [Segment("latents", (c.q_lora_rank or 0) + latent, stems)]
@@ -87,9 +87,7 @@ def _attend(blocks: Blocks, q: Slice, seqs: Expr, cache: Expr) -> Expr:
     weight = blocks.matrix("key", key, "absorb_key", [stem], rows=rank, split=nope)
     absorbed = g.call(key, q.tensor, *weight)
     scale = (nope + rope) ** -0.5
-    attention = MlaAttention(
-        h, rank, rope, nope, scale, q.width, q.offset, nope + rope, blocks.act
-    )
+    attention = MlaAttention(h, rank, rope, nope, scale, q.width, q.offset, nope + rope, blocks.act)
     latent = g.call(attention, absorbed, q.tensor, cache, seqs)
     value = Linear(dv, rank, fmt, blocks.act, h * rank, 0, h, rank)
     weight = blocks.matrix("value", value, "absorb_value", [stem], rows=dv, split=nope)

@@ -80,9 +80,7 @@ class Blocks:
             found.append(self.formats[full])
         return found[0] if len(set(found)) == 1 else "float32"
 
-    def vector(
-        self, name: str, size: int, recipe: Recipe, *sources: str, rows: int = 0
-    ) -> Expr:
+    def vector(self, name: str, size: int, recipe: Recipe, *sources: str, rows: int = 0) -> Expr:
         """A float32 vector parameter made of whole checkpoint tensors."""
         full = tuple(self.name(s) for s in sources)
         return self.scope.weight(Parameter(name, (size,), "float32", recipe, full, rows=rows))
@@ -185,7 +183,7 @@ def declare_stream(blocks: Blocks) -> Stream:
     """Declare the inputs that all blocks have in common, in the order in which they are passed."""
     s, d, entries = blocks.scope, blocks.config.hidden_size, blocks.bank_entries
     value = s.input(Arg("stream", ("n", d)))
-    bank = ()
+    bank: tuple[Expr, ...] = ()
     if entries:
         bank = (
             s.input(Arg("bank", (entries, "n", d))),

@@ -131,7 +131,9 @@ class _Decoder:
     def _format(self, stem: str, layer: int) -> WeightFormat:
         return self.format_of(stem.replace("{layer}", str(layer)).replace("{expert}", "0"))
 
-    def _body(self, form: Form, layer: int, half: str) -> tuple[str, Callable[[Blocks, Stream], Expr]]:
+    def _body(
+        self, form: Form, layer: int, half: str
+    ) -> tuple[str, Callable[[Blocks, Stream], Expr]]:
         """Name and builder of a block; the name holds everything that makes blocks differ."""
         if half == "ffn":
             kind = self.config.ffn_kind(layer)
@@ -263,12 +265,16 @@ class _Run:
         states = [next(self.states) for _ in range(kept)]
         result = self.call(function, stream, 2 * i, states)
         if self.decoder._starts_block(i):
-            push = BankPush(c.hidden_size, self.decoder._blocks("step").bank_entries, c.rms_norm_eps)
+            push = BankPush(
+                c.hidden_size, self.decoder._blocks("step").bank_entries, c.rms_norm_eps
+            )
             self.decoder.graph.call(push, stream, *self.bank, scalars=[self.count])
             self.count += 1
         return result
 
-    def call(self, function: Function, stream: Expr, site: int, states: Sequence[Expr] = ()) -> Expr:
+    def call(
+        self, function: Function, stream: Expr, site: int, states: Sequence[Expr] = ()
+    ) -> Expr:
         """Call a block: common inputs, states, weights."""
         where = [relax.prim_value(self.count), relax.prim_value(site)]
         common = [stream, *self.bank, self.seqs, self.health, *where]

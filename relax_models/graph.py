@@ -121,7 +121,5 @@ class Graph:
     def _outputs(self, result: Expr, outs: int, changed: int) -> Expr:
         if outs + changed == 1:
             return result if outs else None
-        parts = [
-            self.builder.emit(relax.TupleGetItem(result, changed + i)) for i in range(outs)
-        ]
+        parts = [self.builder.emit(relax.TupleGetItem(result, changed + i)) for i in range(outs)]
         return (parts[0] if outs == 1 else parts) if parts else None

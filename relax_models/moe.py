@@ -1,4 +1,4 @@
-"""Feed-forward blocks: dense, and experts (in a latent or not) with shared ones (specification 3.7)."""
+"""Feed-forward blocks: dense, or routed experts with shared ones (specification 3.7)."""
 
 from __future__ import annotations
 

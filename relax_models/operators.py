@@ -1,4 +1,4 @@
-"""The operators of the model family as data: names, shapes, dtypes. The contract between model and kernels.
+"""The operators of the family as data: the contract between the model and the kernels.
 
 The Relax model calls these operators by name; `k3tvm.schedules` supplies a kernel for each on a
 target. An operator is a frozen dataclass: its fields are everything that is known at compile time,
@@ -125,7 +125,7 @@ class RmsNorm(Operator):
 
 @dataclass(frozen=True)
 class AttnResNorm(Operator):
-    """The AttnRes mix of `count` bank entries and the stream, then RMSNorm (specification 3.3, 3.1).
+    """AttnRes mix of `count` bank entries and the stream, then RMSNorm (specification 3.3, 3.1).
 
     `query` is res_norm * res_proj in float32; `inverse_rms[s]` was computed when entry s was
     pushed. With count 0 the mix is the stream itself, exactly. In bfloat16 the mix is float32

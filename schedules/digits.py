@@ -108,12 +108,20 @@ def _start(profile: TargetProfile, lows: list[Any]) -> Any:
     # AVX2 sums the byte pairs (0, 1) and (2, 3) of every four apart, in 16 bits each
     mask = T.Shuffle([T.int32(i % 4 < 2) for i in range(v.LANES)], list(range(v.LANES)))
     first = v.let(v.reduce_add(v.let(both * mask)) * T.int32(-OFFSET))
-    second = v.let(v.reduce_add(v.let(both * (v.splat(1, dtype="int32") - mask))) * T.int32(-OFFSET))
+    second = v.let(
+        v.reduce_add(v.let(both * (v.splat(1, dtype="int32") - mask))) * T.int32(-OFFSET)
+    )
     return T.bitwise_or(T.bitwise_and(first, T.int32(0xFFFF)), second << T.int32(16))
 
 
 def matvec(
-    profile: TargetProfile, words: Any, scale: Any, lead: tuple[Any, ...], x: Digits, row: Any, k: int
+    profile: TargetProfile,
+    words: Any,
+    scale: Any,
+    lead: tuple[Any, ...],
+    x: Digits,
+    row: Any,
+    k: int,
 ) -> Any:
     """One packed MXFP4 block (16 rows) times row `row` of the digits: 16 float32 sums."""
     total = v.scratch(v.LANES)
@@ -124,7 +132,9 @@ def matvec(
         low, middle, high = sums(loaded, x, row, block)
         value = v.cast(low + (middle << v.splat(8, dtype="int32")), "float32")
         value = v.fma(profile, v.cast(high, "float32"), v.splat(65536.0), value)
-        factor = scale_vector(scale, *lead, block, 0) * v.splat(v.load(x.half_step, row, block, lanes=1))
+        factor = scale_vector(scale, *lead, block, 0) * v.splat(
+            v.load(x.half_step, row, block, lanes=1)
+        )
         v.store(total, v.fma(profile, value, factor, v.load(total, 0)), 0)
     return v.let(v.load(total, 0))
 

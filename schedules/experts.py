@@ -1,4 +1,4 @@
-"""Expert matrix products grouped by expert; the weights of an expert are read once for all its rows."""
+"""Expert matrix products, grouped: the weights of an expert are read once for all its rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def expert_linear_reference(op: ExpertLinear, args: Any) -> dict[str, np.ndarray
     return {"out": round_to(op.act, out.reshape(rows, -1))}
 
 
-@schedule(ExpertLinear, "cpu", "threads share the rows of every expert; matvec or decoded tiles each")
+@schedule(
+    ExpertLinear, "cpu", "threads share the rows of every expert; matvec or decoded tiles each"
+)
 def expert_linear_cpu(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace) -> None:
     """Every thread does its share of the blocks of all experts, so uneven routing costs nothing."""
     weights = Weights(op.fmt, op.k, p, a.weight, getattr(a, "weight_scale", None))

@@ -78,9 +78,10 @@ def unpack_mxfp4(words: np.ndarray, rows: int) -> np.ndarray:
     row_words = np.ascontiguousarray(_unblocked(words, rows))
     four = row_words[..., None].view("u1")
     codes = np.concatenate([four & 15, four >> 4], axis=-1)
-    return codes[..., 0::2] .reshape(*codes.shape[:-2], -1) | codes[..., 1::2].reshape(
-        *codes.shape[:-2], -1
-    ) << 4
+    return (
+        codes[..., 0::2].reshape(*codes.shape[:-2], -1)
+        | codes[..., 1::2].reshape(*codes.shape[:-2], -1) << 4
+    )
 
 
 def pack_scales(scales: np.ndarray) -> np.ndarray:

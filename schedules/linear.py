@@ -1,4 +1,4 @@
-"""Linear layers: matvec for few rows, matmul for many, each thread streaming its part of the weight."""
+"""Linear layers: matvec for few rows, matmul for many; threads stream their part of the weight."""
 
 from __future__ import annotations
 

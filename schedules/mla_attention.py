@@ -100,8 +100,8 @@ class Task:
 
     def row_head(self, lane: Any) -> tuple[Any, Any]:
         """Row and head of a lane."""
-        pair = v.let(self.pair + T.min(v.int64(lane), self.pairs - 1))
-        return v.let(pair // self.op.heads), v.let(pair % self.op.heads)
+        pair = v.opaque(self.pair + T.min(v.int64(lane), self.pairs - 1))
+        return v.opaque(pair // self.op.heads), v.opaque(pair % self.op.heads)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _split_sequences(
     op: MlaAttention, p: TargetProfile, a: SimpleNamespace, blocks: Any, spans: Any
 ) -> None:
     """As many spans at a time as there are parts, then their merge, block by block and in order."""
-    at_once = v.let(PARTS // blocks)
+    at_once = v.opaque(PARTS // blocks)
     parts = v.workspace((PARTS, PAIRS, op.rank))
     part_softmax = v.workspace((PARTS, 2, PAIRS))
     totals = v.workspace((SPLIT_BELOW, PAIRS, op.rank))
@@ -161,7 +161,7 @@ def _split_sequences(
     def rounds(attend: Callable[..., None], merge: Callable[..., None]) -> None:
         with v.serial((spans + (at_once - 1)) // at_once) as turn:
             with v.parallel(blocks * at_once) as i:
-                block, span = v.let(i // at_once), v.let(turn * at_once + i % at_once)
+                block, span = v.opaque(i // at_once), v.opaque(turn * at_once + i % at_once)
                 task = _task(op, p, a, block)
                 with T.If(span * SPAN < task.many), T.Then():
                     whole = Cells(total_softmax, (block,))
@@ -170,7 +170,7 @@ def _split_sequences(
                 task, factors = _task(op, p, a, block), Factors.ones()
                 with v.serial(at_once) as k:
                     with T.If((turn * at_once + k) * SPAN < task.many), T.Then():
-                        i = v.let(block * at_once + k)
+                        i = v.opaque(block * at_once + k)
                         merge(task, factors, Cells(part_softmax, (i,)), Cells(parts, (i,)), block)
 
     def online(task: Task, span: Any, softmax: Cells, part: Cells, whole: Cells) -> None:
@@ -207,7 +207,7 @@ def _blocks_of(op: MlaAttention, rows: Any) -> Any:
 
 def _sequence(a: SimpleNamespace, s: Any) -> list[Any]:
     """slot, first row, rows, position of sequence s."""
-    return [v.let(v.cast(a.seqs[s, v.int64(i)], "int64", 1)) for i in range(4)]
+    return [v.opaque(v.cast(a.seqs[s, v.int64(i)], "int64", 1)) for i in range(4)]
 
 
 def _sizes(op: MlaAttention, a: SimpleNamespace) -> tuple[Any, Any]:
@@ -220,13 +220,13 @@ def _sizes(op: MlaAttention, a: SimpleNamespace) -> tuple[Any, Any]:
         _, _, rows, position = _sequence(a, s)
         v.store(count, count[zero] + _blocks_of(op, rows), 0, lanes=1)
         v.store(longest, T.max(longest[zero], position + rows), 0, lanes=1)
-    return v.let(count[zero]), v.let(longest[zero])
+    return v.opaque(count[zero]), v.opaque(longest[zero])
 
 
 def _balanced(index: Any, blocks: Any) -> Any:
     """First, last, second, last but one, ...: every run of tasks holds cheap and dear ones."""
-    half = v.let(index // 2)
-    return v.let(T.Select(index % 2 == v.int64(0), half, blocks - 1 - half))
+    half = v.opaque(index // 2)
+    return v.opaque(T.Select(index % 2 == v.int64(0), half, blocks - 1 - half))
 
 
 def _task(op: MlaAttention, p: TargetProfile, a: SimpleNamespace, block: Any) -> Task:
@@ -240,37 +240,41 @@ def _task(op: MlaAttention, p: TargetProfile, a: SimpleNamespace, block: Any) ->
             v.store(owner, s, 0, lanes=1)
             v.store(inside, left[zero], 0, lanes=1)
         v.store(left, left[zero] - _blocks_of(op, rows), 0, lanes=1)
-    slot, first, rows, position = _sequence(a, v.let(owner[zero]))
-    start = v.let(inside[zero] * PAIRS)
-    pairs = v.let(T.min(rows * op.heads - start, v.int64(PAIRS)))
+    slot, first, rows, position = _sequence(a, v.opaque(owner[zero]))
+    start = v.opaque(inside[zero] * PAIRS)
+    pairs = v.opaque(T.min(rows * op.heads - start, v.int64(PAIRS)))
     seen = v.scratch(PAIRS, "int32")
-    for lane in range(PAIRS):
-        row = (start + T.min(v.int64(lane), pairs - 1)) // op.heads
+    with v.serial(PAIRS) as lane:
+        row = (start + T.min(lane, pairs - 1)) // op.heads
         v.store(seen, v.cast(position + row + 1, "int32", 1), lane, lanes=1)
-    few = v.let(position + start // op.heads + 1)
-    many = v.let(position + (start + pairs - 1) // op.heads + 1)
-    return Task(op, p, a, slot, v.let(first * op.heads + start), pairs, few, many, seen)
+    few, many = (v.opaque(v.cast(seen[v.int64(i)], "int64", 1)) for i in (0, PAIRS - 1))
+    return Task(op, p, a, slot, v.opaque(first * op.heads + start), pairs, few, many, seen)
 
 
 def _with_queries(t: Task) -> Task:
     """The task with its absorbed queries and rope parts, transposed."""
     op, a = t.op, t.a
     query = v.workspace((op.rank + op.rope, PAIRS))
-    places = [t.row_head(lane) for lane in range(PAIRS)]
-    latent = [(row, v.let(head * op.rank)) for row, head in places]
-    rope = [(row, v.let(op.q_offset + head * op.q_stride + op.nope)) for row, head in places]
-    for source, columns, at, width in (
-        (a.absorbed, latent, 0, op.rank),
-        (a.q, rope, op.rank, op.rope),
-    ):
+    places = v.scratch(3 * PAIRS, "int64")
+    with v.serial(PAIRS) as lane:
+        row, head = t.row_head(lane)
+        v.store(places, row, lane, lanes=1)
+        v.store(places, head * op.rank, lane + PAIRS, lanes=1)
+        rope = op.q_offset + head * op.q_stride + op.nope
+        v.store(places, rope, lane + 2 * PAIRS, lanes=1)
+    for source, of, at, width in ((a.absorbed, PAIRS, 0, op.rank), (a.q, 2 * PAIRS, op.rank, op.rope)):
         whole = width // v.LANES
         with v.serial(whole) as i:
-            rows = [v.load(source, row, first + i * v.LANES) for row, first in columns]
-            for k, vector in enumerate(v.transpose([v.let(row) for row in rows])):
+            rows = []
+            for lane in range(PAIRS):
+                first = places[v.int64(of + lane)] + i * v.LANES
+                rows.append(v.opaque(v.load(source, places[v.int64(lane)], first)))
+            for k, vector in enumerate(v.transpose(rows)):
                 v.store(query, vector, at + i * v.LANES + k, 0)
-        for lane, (row, first) in enumerate(columns):
-            for d in range(whole * v.LANES, width):
-                v.store(query, source[row, first + d], at + d, lane, lanes=1)
+        if width % v.LANES:
+            with v.serial(PAIRS) as lane, v.serial_range(whole * v.LANES, width) as d:
+                value = source[places[lane], places[of + lane] + d]
+                v.store(query, value, at + d, lane, lanes=1)
     return replace(t, query=query)
 
 
@@ -359,8 +363,8 @@ def _blocks(t: Task, span: Any) -> Any:
 
 def _keys(t: Task, span: Any, block: Any) -> tuple[Any, Any]:
     """First key of a block and how many of it some pair may see."""
-    start = v.let(span * SPAN + block * KEYS)
-    return start, v.let(T.min(t.many - start, v.int64(KEYS)))
+    start = v.opaque(span * SPAN + block * KEYS)
+    return start, v.opaque(T.min(t.many - start, v.int64(KEYS)))
 
 
 def _scores(t: Task, start: Any, keys: Any, scores: Cells, at: Any) -> None:
@@ -369,15 +373,15 @@ def _scores(t: Task, start: Any, keys: Any, scores: Cells, at: Any) -> None:
     Whole tiles address the cache with constant strides. Tiles at the end repeat the last key that
     some pair may see, so that nothing beyond it is read.
     """
-    whole = v.let(keys // t.tile.keys)
+    whole = v.opaque(keys // t.tile.keys)
     with v.serial(whole) as i:
-        first = v.let(start + i * t.tile.keys)
+        first = v.opaque(start + i * t.tile.keys)
         indices = [first + j for j in range(t.tile.keys)]
         _score_tile(t, indices, first, scores, at + i * t.tile.keys)
-    done = v.let(whole * t.tile.keys)
+    done = v.opaque(whole * t.tile.keys)
     with v.serial((keys - done + (TAIL - 1)) // TAIL) as i:
-        first = v.let(start + done + i * TAIL)
-        indices = [v.let(T.min(first + j, t.many - 1)) for j in range(TAIL)]
+        first = v.opaque(start + done + i * TAIL)
+        indices = [v.opaque(T.min(first + j, t.many - 1)) for j in range(TAIL)]
         _score_tile(t, indices, first, scores, at + done + i * TAIL)
 
 
@@ -386,15 +390,15 @@ def _score_tile(t: Task, indices: list[Any], first: Any, scores: Cells, at: Any)
     for one in acc:
         v.store(one, v.splat(0.0), 0)
     with v.serial(t.op.rank + t.op.rope) as d:
-        query = v.let(v.load(t.query, d, 0))
+        query = v.opaque(v.load(t.query, d, 0))
         for one, key in zip(acc, indices, strict=True):
             value = v.splat(t.a.cache[t.slot, key, d])
             v.store(one, v.fma(t.p, value, query, v.load(one, 0)), 0)
-    seen = v.let(v.load(t.seen, 0))
+    seen = v.opaque(v.load(t.seen, 0))
     nothing = v.splat(float("-inf"))
     for j, one in enumerate(acc):
         visible = v.splat(v.cast(first + j, "int32", 1)) < seen
-        score = v.let(v.load(one, 0) * v.splat(t.op.scale))
+        score = v.opaque(v.load(one, 0) * v.splat(t.op.scale))
         scores.store(T.Select(visible, score, nothing), at + j, 0)
 
 
@@ -407,7 +411,7 @@ def _absorb(
     with v.serial(keys) as j:
         larger = v.float_intrinsic("maxnum", PAIRS, v.load(best, 0), scores.load(at + j, 0))
         v.store(best, larger, 0)
-    top = v.let(v.load(best, 0))
+    top = v.opaque(v.load(best, 0))
     scale = f.exp(t.p, softmax.load(BEST, 0) - top)
     v.store(keep, scale, 0)
     v.store(total, softmax.load(SUM, 0) * scale, 0)
@@ -422,19 +426,19 @@ def _absorb(
 
 def _merge_softmax(t: Task, softmax: Cells, other: Cells, factors: Factors) -> None:
     """Add the keys of `other`; `factors` become those of the sums made under the two maxima."""
-    old, new = v.let(softmax.load(BEST, 0)), v.let(other.load(BEST, 0))
-    best = v.let(T.Select(new > old, new, old))
+    old, new = v.opaque(softmax.load(BEST, 0)), v.opaque(other.load(BEST, 0))
+    best = v.opaque(T.Select(new > old, new, old))
     keep, grow = f.exp(t.p, old - best), f.exp(t.p, new - best)
     v.store(factors.keep, keep, 0)
     v.store(factors.grow, grow, 0)
-    total = v.let(softmax.load(SUM, 0) * keep)
+    total = v.opaque(softmax.load(SUM, 0) * keep)
     softmax.store(total + other.load(SUM, 0) * grow, SUM, 0)
     softmax.store(best, BEST, 0)
 
 
 def _round_shares(t: Task, softmax: Cells, keys: Any, scores: Cells, at: Any) -> None:
     """Scores become probabilities, rounded to the activation type."""
-    best, total = v.let(softmax.load(BEST, 0)), v.let(softmax.load(SUM, 0))
+    best, total = v.opaque(softmax.load(BEST, 0)), v.opaque(softmax.load(SUM, 0))
     with v.serial(keys) as j:
         share = f.exp(t.p, scores.load(at + j, 0) - best) / total
         scores.store(v.rounded(t.op.act, share), at + j, 0)
@@ -472,7 +476,7 @@ def _merge_sums(t: Task, total: Cells, part: Cells, factors: Factors) -> None:
     """total = total * keep + part * grow, per pair."""
 
     def merge(pair: Any, at: Any, lanes: int) -> None:
-        old = v.let(total.load(pair, at, lanes=lanes) * v.splat(factors.keep[pair], lanes))
+        old = v.opaque(total.load(pair, at, lanes=lanes) * v.splat(factors.keep[pair], lanes))
         new = part.load(pair, at, lanes=lanes)
         grow = v.splat(factors.grow[pair], lanes)
         total.store(v.fma(t.p, new, grow, old, lanes), pair, at, lanes=lanes)
@@ -484,7 +488,7 @@ def _add_values(
     t: Task, start: Any, keys: Any, shares: Cells, at: Any, keep: Any, sums: Cells
 ) -> None:
     """sums = sums * keep + shares . cache rows: keys that all pairs see in tiles, then the rest."""
-    common = v.let(T.max(T.min(t.few - start, keys), v.int64(0)))
+    common = v.opaque(T.max(T.min(t.few - start, keys), v.int64(0)))
 
     def tile(columns: list[tuple[Any, int]]) -> None:
         with v.serial(t.groups) as g:
@@ -493,7 +497,7 @@ def _add_values(
     _columns(t, t.tile.vectors, tile)
     with v.serial_range(common, keys) as j, v.serial(t.pairs) as pair:
         with T.If(start + j < v.cast(t.seen[pair], "int64", 1)), T.Then():
-            share = v.let(shares.load(at + j, pair, lanes=1))
+            share = v.opaque(shares.load(at + j, pair, lanes=1))
 
             def add(columns: list[tuple[Any, int]]) -> None:
                 for c, lanes in columns:
@@ -521,9 +525,9 @@ def _value_tile(
         old = sums.load(pair + r, c, lanes=lanes) * v.splat(keep[pair + r], lanes)
         v.store(one, old, 0, lanes=lanes)
     with v.serial(keys) as j:
-        values = [v.let(v.load(t.a.cache, t.slot, start + j, c, lanes=n)) for c, n in columns]
+        values = [v.opaque(v.load(t.a.cache, t.slot, start + j, c, lanes=n)) for c, n in columns]
         for r in range(t.tile.pairs):
-            share = v.let(shares.load(at + j, pair + r, lanes=1))
+            share = v.opaque(shares.load(at + j, pair + r, lanes=1))
             row = [one for k, _, _, one in cells if k == r]
             for value, (_, lanes), one in zip(values, columns, row, strict=True):
                 total = v.load(one, 0, lanes=lanes)
@@ -537,7 +541,7 @@ def _write(t: Task, softmax: Cells, total: Cells) -> None:
     divide = t.op.act != "bfloat16"
     with v.serial(t.pairs) as pair:
         row, head = t.row_head(pair)
-        whole = v.let(softmax.load(SUM, pair, lanes=1))
+        whole = v.opaque(softmax.load(SUM, pair, lanes=1))
 
         def write(columns: list[tuple[Any, int]]) -> None:
             for c, lanes in columns:

@@ -22,7 +22,7 @@ def shift_of(element: int) -> int:
 
 
 def scale_vector(scale: Any, *index: Any) -> Any:
-    """Block scales uint8 at `index` as 16 float32 lanes: 2^(s-127); s = 0 is the subnormal 2^-127."""
+    """Block scales uint8 at `index` as 16 float32 lanes: 2^(s-127), also the subnormal 2^-127."""
     exponent = v.cast(v.load(scale, *index), "uint32") << v.splat(23, dtype="uint32")
     return v.bits(T.max(exponent, v.splat(0x00400000, dtype="uint32")), "float32")
 

@@ -28,13 +28,12 @@ def flag_row(a: SimpleNamespace, row: Any, mean_square: Any) -> None:
     """Set health[site, slot of row] when the mean square of a row is not finite (it is rare)."""
     # By its bits: TVM turns not (x < infinity) into infinity <= x, which is false for NaN.
     exponent = T.bitwise_and(v.bits(mean_square, "uint32", 1), T.uint32(0x7F800000))
-    with T.If(exponent == T.uint32(0x7F800000)), T.Then():
-        with v.serial(a.m) as s:
-            first = v.cast(a.seqs[s, v.int64(1)], "int64", 1)
-            rows = v.cast(a.seqs[s, v.int64(2)], "int64", 1)
-            with T.If(T.And(row >= first, row < first + rows)), T.Then():
-                slot = v.cast(a.seqs[s, v.int64(0)], "int64", 1)
-                v.store(a.health, T.int32(1), a.site, slot, lanes=1)
+    with T.If(exponent == T.uint32(0x7F800000)), T.Then(), v.serial(a.m) as s:
+        first = v.cast(a.seqs[s, v.int64(1)], "int64", 1)
+        rows = v.cast(a.seqs[s, v.int64(2)], "int64", 1)
+        with T.If(T.And(row >= first, row < first + rows)), T.Then():
+            slot = v.cast(a.seqs[s, v.int64(0)], "int64", 1)
+            v.store(a.health, T.int32(1), a.site, slot, lanes=1)
 
 
 def mean_square(profile: TargetProfile, x: Any, row: Any, width: int) -> Any:

@@ -34,5 +34,5 @@ class TargetProfile:
 
     @property
     def fma(self) -> bool:
-        """Whether fused multiply-add is one instruction (else mul and add, never a library call)."""
+        """Whether fused multiply-add is one instruction (else multiply and add, never a call)."""
         return self.isa != "portable"

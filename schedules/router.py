@@ -111,15 +111,13 @@ def _mask_groups(op: Router, scores: Any, bias: Any, ranks: Any) -> None:
     best = v.scratch(1, "int64")
     with v.serial(op.keep):
         v.store(best, T.int64(-1), 0, lanes=1)
-        with v.serial(op.groups) as g:
-            with T.If(out[g] == T.int32(1)), T.Then():
-                known = v.let(T.max(best[zero], T.int64(0)))
-                with T.If(T.Or(best[zero] < T.int64(0), sums[g] > sums[known])), T.Then():
-                    v.store(best, g, 0, lanes=1)
+        with v.serial(op.groups) as g, T.If(out[g] == T.int32(1)), T.Then():
+            known = v.let(T.max(best[zero], T.int64(0)))
+            with T.If(T.Or(best[zero] < T.int64(0), sums[g] > sums[known])), T.Then():
+                v.store(best, g, 0, lanes=1)
         v.store(out, T.int32(0), best[zero], lanes=1)
-    with v.serial(op.experts) as e:
-        with T.If(out[e // size] == T.int32(1)), T.Then():
-            v.store(ranks, T.int32(OUTSIDE), e, lanes=1)
+    with v.serial(op.experts) as e, T.If(out[e // size] == T.int32(1)), T.Then():
+        v.store(ranks, T.int32(OUTSIDE), e, lanes=1)
 
 
 def _choose(op: Router, a: SimpleNamespace, row: Any, ranks: Any) -> None:

@@ -1,4 +1,4 @@
-"""Register tiles over packed weights: one block times one row, and groups of blocks times many rows.
+"""Register tiles over packed weights: a block times one row, a group of blocks times many rows.
 
 Everything that multiplies weights on the CPU is made of two pieces. `matvec` streams one 16-row
 block against one row of x; the weights are decoded in registers. `matmul` decodes a slice of a
@@ -42,7 +42,7 @@ class Tile:
 
 
 def tile_of(profile: TargetProfile) -> Tile:
-    """What fits the registers: 24 + 2 of 32 zmm, 12 + 2 of 16 ymm (two per vector), 8 + 4 of 16 xmm.
+    """What fits the registers: 24 + 2 of 32 zmm, 12 + 2 of 16 ymm (two a vector), 8 + 4 of 16 xmm.
 
     The decoded slice takes half of a 32 KiB L1 cache.
     """
@@ -141,7 +141,7 @@ def matmul(
     offset: Any,
     finish: Finish,
 ) -> None:
-    """finish(i, g, sums) for the rows first_row + i of x, 0 <= i < rows, and every block g of `leads`.
+    """finish(i, g, sums) for the rows first_row + i of x, i < rows, and every block g of `leads`.
 
     `x` is [*, width] read at `offset`; sums has 16 lanes. Partial sums over slices of k are kept
     in a workspace [most_rows, blocks*16] of float32; `most_rows` must be known outside of all

@@ -6,7 +6,7 @@ than 2^31 elements. A Python `for` unrolls; `serial` and `parallel` are loops in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,13 +43,19 @@ def let(value: Expr | int) -> Expr:
     """Evaluate once, here, and name the result."""
     if isinstance(value, int):
         return int64(value)
+    dtype = str(value.ty)
+    return opaque(value) if dtype.startswith("float") or "x" in dtype else T.Bind(value)
+
+
+def opaque(value: Expr) -> Expr:
+    """`let` through memory, also for scalar integers: where long chains of them feed indices.
+
+    TVM's analyzer substitutes the value of a pure binding into every later expression, again and
+    again: compile time grows exponentially with the length of a chain of bindings, and float
+    algebra that is exact only for reals gets applied. It does not look through memory; LLVM does,
+    and keeps the value in a register.
+    """
     dtype, _, lanes = str(value.ty).partition("x")
-    if not lanes and not dtype.startswith("float"):
-        return T.Bind(value)
-    # TVM's analyzer substitutes the value of a pure binding into every later expression, again and
-    # again: compile time grows exponentially with the length of a chain of bindings, and float
-    # algebra that is exact only for reals gets applied. It does not look through memory; LLVM does,
-    # and keeps the value in a register.
     cell = scratch(int(lanes or 1), dtype)
     store(cell, value, 0, lanes=int(lanes or 1))
     return T.Bind(load(cell, 0, lanes=int(lanes or 1)))
@@ -101,7 +107,9 @@ def intrinsic(name: str, dtype: str, lanes: int, *args: Expr) -> Expr:
 
 def float_intrinsic(stem: str, lanes: int, *args: Expr) -> Expr:
     """An LLVM intrinsic overloaded on float32 vectors: stem "fma" -> llvm.fma.v16f32."""
-    return intrinsic(f"llvm.{stem}." + ("f32" if lanes == 1 else f"v{lanes}f32"), "float32", lanes, *args)
+    return intrinsic(
+        f"llvm.{stem}." + ("f32" if lanes == 1 else f"v{lanes}f32"), "float32", lanes, *args
+    )
 
 
 def fma(profile: TargetProfile, a: Expr, b: Expr, c: Expr, lanes: int = LANES) -> Expr:
@@ -135,7 +143,9 @@ def round_bf16(value: Expr, lanes: int = LANES) -> Expr:
     one, bias = splat(1, lanes, "uint32"), splat(0x7FFF, lanes, "uint32")
     odd = T.bitwise_and(u >> splat(16, lanes, "uint32"), one)
     rounded = T.bitwise_and(u + bias + odd, splat(0xFFFF0000, lanes, "uint32"))
-    finite = T.bitwise_and(u, splat(0x7F800000, lanes, "uint32")) != splat(0x7F800000, lanes, "uint32")
+    finite = T.bitwise_and(u, splat(0x7F800000, lanes, "uint32")) != splat(
+        0x7F800000, lanes, "uint32"
+    )
     return bits(T.Select(finite, rounded, u), "float32", lanes)
 
 

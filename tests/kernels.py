@@ -10,29 +10,24 @@ from typing import Any
 import numpy as np
 
 from k3tvm._tvm import tvm
+from k3tvm.compiler.targets.cpu import cpu_profile
 from k3tvm.relax_models.operators import Arg, Operator
+from k3tvm.runtime.cpu import NEEDS, host_features
 from k3tvm.schedules import registry
 from k3tvm.schedules.profile import TargetProfile
-
-PORTABLE = TargetProfile("cpu", "portable", "x86-64", "portable")
 
 
 def host_profiles() -> list[TargetProfile]:
     """Every CPU profile that this machine can execute, the portable one first."""
-    profiles = [PORTABLE]
-    flags = set(open("/proc/cpuinfo").read().split())
-    if {"avx2", "fma"} <= flags:
-        profiles.append(TargetProfile("cpu", "avx2", "x86-64-v3", "avx2"))
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
-        profiles.append(TargetProfile("cpu", "avx512", "x86-64-v4", "avx512"))
-    return profiles
+    able = [isa for isa, needs in NEEDS.items() if needs <= host_features()]
+    return [cpu_profile(isa) for isa in reversed(able)]
 
 
 @cache
 def compiled(op: Operator, profile: TargetProfile) -> Any:
     """The kernel of `op` as a callable TVM function."""
     kernel = registry.select(op, profile)
-    target = tvm.target.Target({"kind": "llvm", "mcpu": profile.mcpu})
+    target = tvm.target.Target(profile.tvm_target())
     func = kernel.func.with_attr("global_symbol", op.key)
     return tvm.compile(tvm.IRModule({op.key: func}), target=target)[op.key]
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from k3tvm.bench.peaks import ReadBandwidth, sgemm_peak
-from k3tvm.compiler.targets import profile_of
+from k3tvm.bench.peaks import read_peak, sgemm_peak
+from k3tvm.bundle.manifest import ArrayEntry
 from k3tvm.runtime.engine import Engine
 from k3tvm.runtime.machine import Machine
+from k3tvm.schedules.layouts import ROWS
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,17 @@ def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, A
     """Measure; the machine's limits are taken before and after every round, the best counts."""
     threads = int(os.environ.get("TVM_NUM_THREADS") or os.cpu_count() or 1)
     code = engine.manifest.code[0]
-    reader = ReadBandwidth(profile_of(code.target))
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, engine.config.vocab_size, plan.prompt)
     _warm_up(engine, prompt)
-    peak_memory = 0
     prefill, decode, reads, gemms = [], [], [], []
     for i in range(plan.rounds):
         say(f"round {i + 1} of {plan.rounds}")
-        reads.append(reader.measure())
+        reads.append(read_peak(code.target, threads))
         gemms.append(sgemm_peak(threads))
         prefill.append(_time_prefill(engine, prompt))
         decode.append(_time_decode(engine, plan.tokens, rng))
-    reads.append(reader.measure())
+    reads.append(read_peak(code.target, threads))
     peak_memory = _resident()
     say("timing kernels")
     return {
@@ -62,16 +61,25 @@ def touched_bytes(engine: Engine) -> int:
     return sum(a.touched for a in engine.manifest.arrays)
 
 
-def matmul_parameters(engine: Engine) -> int:
-    """Weights that take part in matrix products for every token (chosen experts only)."""
-    per_item = {"uint32": 2, "float32": 4, "uint16": 2}
-    count = 0
-    for a in engine.manifest.arrays:
-        if a.recipe.endswith("rows") or a.recipe.startswith("absorb"):
-            mxfp4 = a.dtype == "uint32" and a.shape[-1] == 16
-            if a.dtype != "uint8":
-                count += a.touched * 2 if mxfp4 else a.touched // per_item[a.dtype]
-    return count
+def prefill_flops(engine: Engine, tokens: int) -> int:
+    """Operations (2 per weight and token) of the matrix products of one prefill.
+
+    Only chosen experts count, and the head only for the last token: the prefill computes no other
+    logits. Attention scores, recurrence and everything elementwise are not counted.
+    """
+    weights = {a.name: _weights(a) for a in engine.manifest.arrays}
+    head = weights["head.head.weight"]
+    return 2 * ((sum(weights.values()) - head) * tokens + head)
+
+
+def _weights(array: ArrayEntry) -> int:
+    """How many weights of a matrix one token meets; 0 for what is no matrix."""
+    if not (array.recipe.endswith("rows") or array.recipe.startswith("absorb")):
+        return 0
+    if array.dtype == "uint8":
+        return 0  # scales
+    mxfp4 = array.dtype == "uint32" and array.shape[-1] == ROWS
+    return array.touched * 2 if mxfp4 else array.touched // (4 if array.dtype == "float32" else 2)
 
 
 def _warm_up(engine: Engine, prompt: Any) -> None:
@@ -99,11 +107,10 @@ def _time_decode(engine: Engine, tokens: int, rng: Any) -> float:
 
 
 def _prefill_facts(engine: Engine, plan: Plan, rate: float, peak: float) -> dict[str, Any]:
-    flops = 2 * matmul_parameters(engine) * rate
+    flops = prefill_flops(engine, plan.prompt) / plan.prompt * rate
     return {
         "prompt_tokens": plan.prompt,
         "tokens_per_s": rate,
-        "matmul_parameters": matmul_parameters(engine),
         "flops": flops,
         "share_of_sgemm_peak": flops / peak,
     }

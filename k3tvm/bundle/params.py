@@ -77,7 +77,9 @@ class ParamsWriter:
             return None
         return FileEntry(f"{FOLDER}/{path.name}", unit.nbytes, noted["sha256"])
 
-    def write(self, unit: Unit, pieces_of: Callable[[ArrayEntry], Pieces], report: Report) -> FileEntry:
+    def write(
+        self, unit: Unit, pieces_of: Callable[[ArrayEntry], Pieces], report: Report
+    ) -> FileEntry:
         """Write one unit; `report` gets the bytes of every piece."""
         path = self.folder / f"{unit.name}.bin"
         part = path.with_suffix(".part")
@@ -109,7 +111,7 @@ def _stream(unit: Unit, pieces_of: Callable[[ArrayEntry], Pieces]) -> Iterator[m
         yield bytes(array.offset - at)
         at = array.offset
         for piece in pieces_of(array):
-            data = memoryview(piece).cast("B") if piece.size else memoryview(b"")
+            data = piece.reshape(-1).view(np.uint8).data
             at += len(data)
             yield data
         if at != array.offset + array.nbytes:

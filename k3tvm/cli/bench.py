@@ -80,7 +80,13 @@ def _text(facts: dict[str, Any]) -> str:
         times = [k for k in facts["kernels"] if k["entry"] == entry]
         total = sum(k["microseconds"] for k in times)
         rows += [
-            [k["kernel"], entry, str(k["calls"]), f"{k['microseconds']:.0f}", f"{k['microseconds'] / total:.1%}"]
+            [
+                k["kernel"],
+                entry,
+                str(k["calls"]),
+                f"{k['microseconds']:.0f}",
+                f"{k['microseconds'] / total:.1%}",
+            ]
             for k in times[:12]
         ]
     return "\n".join(lines) + table(rows, ["kernel", "entry", "calls", "us", "share"])

@@ -15,7 +15,15 @@ from k3tvm.errors import K3Error
 # One module of this package a command, in the order in which help lists them. Each offers
 # `register(subparsers)`, which sets `run`, a function from the parsed arguments to the exit
 # status. Modules import what is heavy inside `run` only, because help loads all of them.
-COMMANDS: tuple[str, ...] = ("inspect", "example", "compile", "logits", "generate", "verify", "bench")
+COMMANDS: tuple[str, ...] = (
+    "inspect",
+    "example",
+    "compile",
+    "logits",
+    "generate",
+    "verify",
+    "bench",
+)
 
 EXAMPLES = """\
 examples:

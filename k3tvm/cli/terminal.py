@@ -75,6 +75,9 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     text = []
     for line in lines:
-        cells = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
+        cells = [
+            c.ljust(w) if i == 0 else c.rjust(w)
+            for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        ]
         text.append("  ".join(cells).rstrip())
     return "\n".join(text)

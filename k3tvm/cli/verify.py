@@ -75,7 +75,14 @@ def _text(verdict: Any) -> str:
     dtype = verdict.activations
     rows = [*verdict.modes.items(), (f"reference in {dtype}", verdict.yardstick)]
     lines = [
-        [name, f"{a.nmse:.2e}", f"{a.max_error:.2e}", f"{a.mean_error:.2e}", f"{a.top1:.1%}", f"{a.top10:.1%}"]
+        [
+            name,
+            f"{a.nmse:.2e}",
+            f"{a.max_error:.2e}",
+            f"{a.mean_error:.2e}",
+            f"{a.top1:.1%}",
+            f"{a.top10:.1%}",
+        ]
         for name, a in rows
     ]
     head = [f"{verdict.tokens} tokens against float64", "NMSE", "max", "mean", "top-1", "top-10"]

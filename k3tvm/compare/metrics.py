@@ -39,7 +39,8 @@ def agreement(got: Array, want: Array) -> Agreement:
     difference = np.abs(got.astype(np.float64) - want)
     top_got, top_want = _top(got, 10), _top(want, 10)
     shared = [
-        len(set(a) & set(b)) / len(a) for a, b in zip(top_got.tolist(), top_want.tolist(), strict=True)
+        len(set(a) & set(b)) / len(a)
+        for a, b in zip(top_got.tolist(), top_want.tolist(), strict=True)
     ]
     return Agreement(
         nmse=nmse(got, want),

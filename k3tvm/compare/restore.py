@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -38,6 +39,7 @@ class BundleTensors(Mapping[str, Array]):
     ) -> None:
         self.shapes = {s.name: s.shape for s in expected_tensors(config)}
         self.config = config
+        self._kv_b: dict[str, dict[str, Array]] = {}
         self.readers: dict[str, Read] = {}
         for entry, array in zip(entries, arrays, strict=True):
             self.readers |= self._readers_of(Stored(entry, array))
@@ -80,9 +82,11 @@ class BundleTensors(Mapping[str, Array]):
     def _conv(self, s: Stored) -> dict[str, Read]:
         channels = [self.shapes[n][0] for n in s.entry.sources]
         parts = _spans(s.entry.sources, channels)
-        return {
-            n: lambda a=a, b=b, n=n: s.array[:, a:b].T.reshape(self.shapes[n]) for n, a, b in parts
-        }
+
+        def read(name: str, start: int, stop: int) -> Array:
+            return s.array[:, start:stop].T.reshape(self.shapes[name])
+
+        return {n: partial(read, n, a, b) for n, a, b in parts}
 
     def _table(self, s: Stored) -> dict[str, Read]:
         raw = s.array.view(ml_dtypes.bfloat16) if s.array.dtype == np.uint16 else s.array
@@ -91,9 +95,8 @@ class BundleTensors(Mapping[str, Array]):
     def _rows(self, s: Stored) -> dict[str, Read]:
         names = [stem + _suffix(s.array) for stem in s.entry.sources]
         counts = [self.shapes[n][0] for n in names]
-        parts = _spans(names, counts)
         total = sum(counts)
-        return {n: lambda a=a, b=b: _unpack(s.array, total)[a:b] for n, a, b in parts}
+        return {n: partial(_part, s.array, total, a, b) for n, a, b in _spans(names, counts)}
 
     def _expert_rows(self, s: Stored) -> dict[str, Read]:
         readers: dict[str, Read] = {}
@@ -103,27 +106,21 @@ class BundleTensors(Mapping[str, Array]):
             counts = [self.shapes[n][0] for n in names]
             total = sum(counts)
             for n, a, b in _spans(names, counts):
-                readers[n] = lambda a=a, b=b, e=e, t=total: _unpack(s.array[e], t)[a:b]
+                readers[n] = partial(_part, s.array[e], total, a, b)
         return readers
 
     def _absorb(self, s: Stored) -> dict[str, Read]:
         """kv_b needs both of its halves; the second one to come completes the reader."""
         name = f"{s.entry.sources[0]}.weight"
         half = "key" if s.entry.recipe == "absorb_key" else "value"
-        halves = self._halves.setdefault(name, {})
+        halves = self._kv_b.setdefault(name, {})
         halves[half] = s.array
         return {name: lambda: self._join(halves, name)}
-
-    @property
-    def _halves(self) -> dict[str, dict[str, Array]]:
-        return self.__dict__.setdefault("_kv_b", {})
 
     def _join(self, halves: dict[str, Array], name: str) -> Array:
         c = self.config
         lead = (c.num_heads,)
-        key, value = (
-            halves[h].reshape(*lead, *halves[h].shape[-3:]) for h in ("key", "value")
-        )
+        key, value = (halves[h].reshape(*lead, *halves[h].shape[-3:]) for h in ("key", "value"))
         keys = _unpack(key, c.kv_lora_rank).swapaxes(1, 2)
         both = np.concatenate([keys, _unpack(value, c.v_head_dim)], axis=1)
         return np.ascontiguousarray(both.reshape(self.shapes[name]))
@@ -132,6 +129,10 @@ class BundleTensors(Mapping[str, Array]):
 def _spans(names: Any, counts: list[int]) -> list[tuple[str, int, int]]:
     ends = np.cumsum(counts).tolist()
     return [(n, e - c, e) for n, c, e in zip(names, counts, ends, strict=True)]
+
+
+def _part(array: Array, rows: int, start: int, stop: int) -> Array:
+    return _unpack(array, rows)[start:stop]
 
 
 def _suffix(array: Array) -> str:

@@ -184,8 +184,7 @@ def _write_code(folder: Path, compiled: Compiled, profile: TargetProfile) -> Cod
     part.rename(path)
     entry = FileEntry(f"code/{path.name}", path.stat().st_size, sha256(path))
     kernels = tuple(
-        KernelEntry(k.operator.key, k.operator.name, k.schedule, k.reason)
-        for k in compiled.kernels
+        KernelEntry(k.operator.key, k.operator.name, k.schedule, k.reason) for k in compiled.kernels
     )
     return CodeEntry(profile.name, profile.kind, profile.mcpu, profile.isa, entry, kernels)
 
@@ -224,4 +223,3 @@ def _publish(partial: Path, out: Path) -> None:
         shutil.rmtree(old)
     else:
         partial.rename(out)
-

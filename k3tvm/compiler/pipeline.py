@@ -1,4 +1,4 @@
-"""The compile pipeline as one visible list: a Relax module of named operators becomes an executable.
+"""The compile pipeline as one visible list: named operators in Relax become an executable.
 
 Read `phases` from top to bottom to know what happens to a module. `--dump DIR` writes the module
 after each phase.

@@ -36,12 +36,14 @@ def plan_units(
 
 
 def unit_name(parameter: str) -> str:
-    """"layers.3.mixer.norm" -> "layers.3"; "embed.table" -> "embed"."""
+    """ "layers.3.mixer.norm" -> "layers.3"; "embed.table" -> "embed"."""
     words = parameter.split(".")
     return ".".join(words[:2]) if words[0] == "layers" else words[0]
 
 
-def _layout(unit: str, parameters: Sequence[Parameter], config: ModelConfig) -> Iterator[ArrayEntry]:
+def _layout(
+    unit: str, parameters: Sequence[Parameter], config: ModelConfig
+) -> Iterator[ArrayEntry]:
     at = 0
     for p in parameters:
         nbytes = math.prod(p.shape) * np.dtype(p.dtype).itemsize

@@ -1,4 +1,4 @@
-"""The virtual machine that runs a compiled library, through the FFI alone (no compiler, no Relax)."""
+"""The virtual machine that runs a compiled library, through the FFI alone."""
 
 from __future__ import annotations
 

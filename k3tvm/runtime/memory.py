@@ -1,4 +1,4 @@
-"""Host memory that kernels can use: aligned, zeroed on first touch, shared with TVM without copies."""
+"""Host memory that kernels can use: aligned, zeroed on first touch, shared without copies."""
 
 from __future__ import annotations
 

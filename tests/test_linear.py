@@ -1,0 +1,157 @@
+"""The Linear kernel against float64: odd shapes, all formats and profiles, few and many rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from k3tvm.relax_models.operators import Linear, WeightFormat
+from tests.kernels import expect, host_profiles, relative_error, run
+from tests.tolerances import tolerance
+from tests.weights import Weight, random_weight, share_of_magnitude
+
+PROFILES = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
+FORMATS = pytest.mark.parametrize("fmt", ["float32", "bfloat16", "mxfp4"])
+# rows, k, groups, addends: rows that fill no block, k that fills no vector, one matrix per head
+SHAPES = [(5, 32, 1, 0), (16, 64, 1, 1), (35, 96, 1, 2), (70, 320, 3, 0)]
+ODD_K = [(1, 1, 1, 0), (19, 37, 1, 1), (33, 131, 2, 0)]  # not for MXFP4: groups of 32
+COUNTS = [*range(1, 18), 23, 29, 40]
+
+
+def operator(fmt: WeightFormat, rows: int, k: int, groups: int = 1, addends: int = 0) -> Linear:
+    """x is wider than what is read, starts at column 3, and groups are two columns apart."""
+    width = 3 + groups * (k + 2) + 1
+    return Linear(rows, k, fmt, "float32", width, 3, groups, k + 2, addends)
+
+
+def inputs(op: Linear, count: int, weight: Weight, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    made = {"x": rng.standard_normal((count, op.x_width)).astype(np.float32)} | weight.arrays
+    shape = (count, op.groups * op.rows)
+    for i in range(op.addends):
+        made[f"addend{i}"] = rng.standard_normal(shape).astype(np.float32)
+    return made
+
+
+def weight_of(op: Linear, seed: int = 0) -> Weight:
+    lead = (op.groups,) if op.groups > 1 else ()
+    return random_weight(np.random.default_rng(seed), op.fmt, lead, op.rows, op.k)
+
+
+def magnitude(op: Linear, weight: Weight, given: dict[str, np.ndarray]) -> np.ndarray:
+    """sum |w| |x| of every product sum, plus |addends|."""
+    w = np.abs(weight.values).reshape(op.groups, op.rows, op.k)
+    x, starts = np.abs(given["x"]).astype(np.float64), range(op.groups)
+    parts = [x[:, op.x_offset + g * op.x_stride :][:, : op.k] @ w[g].T for g in starts]
+    return np.concatenate(parts, axis=1) + sum(
+        np.abs(given[f"addend{i}"]) for i in range(op.addends)
+    )
+
+
+def error(op: Linear, profile, weight: Weight, given: dict[str, np.ndarray]) -> float:
+    got, want = run(op, profile, given)["out"], expect(op, given)["out"]
+    return share_of_magnitude(got, want, magnitude(op, weight, given))
+
+
+@PROFILES
+@FORMATS
+@pytest.mark.parametrize("shape", SHAPES + ODD_K, ids=str)
+def test_product_sums_for_1_to_40_rows(profile, fmt, shape):
+    """F4 as well: one row, two, and the border between the paths for few and many."""
+    if fmt == "mxfp4" and shape in ODD_K:
+        pytest.skip("MXFP4 has groups of 32")
+    op = operator(fmt, *shape)
+    weight = weight_of(op)
+    for count in COUNTS:
+        assert error(op, profile, weight, inputs(op, count, weight, count)) <= tolerance(
+            "product_sum"
+        ), count
+
+
+@PROFILES
+@FORMATS
+@pytest.mark.parametrize("k", [32, 224, 1024, 4096])
+def test_the_error_does_not_grow_with_k(profile, fmt, k):
+    op = operator(fmt, 48, k)
+    weight = weight_of(op, k)
+    for count in (1, 13):
+        given = inputs(op, count, weight, k)
+        assert error(op, profile, weight, given) <= tolerance("product_sum")
+
+
+@PROFILES
+@FORMATS
+@pytest.mark.parametrize("exact_rows", [0, 3, 16, 20])
+def test_bfloat16_rounds_all_but_the_exact_rows(profile, fmt, exact_rows):
+    """Router logits stay float32; each sum with an addend is rounded again (spec. 3.6b)."""
+    op = replace(operator(fmt, 37, 64, addends=0 if exact_rows else 2), act="bfloat16")
+    op = replace(op, exact_rows=exact_rows)
+    weight = weight_of(op)
+    for count in (1, 3, 4, 29):
+        given = inputs(op, count, weight, count)
+        got, want = run(op, profile, given)["out"], expect(op, given)["out"]
+        assert relative_error(got, want) <= tolerance("linear", "bfloat16")
+        assert not (got[:, exact_rows:].view(np.uint32) & 0xFFFF).any()
+        kept = magnitude(op, weight, given)[:, :exact_rows]
+        error = share_of_magnitude(got[:, :exact_rows], want[:, :exact_rows], kept)
+        assert error <= tolerance("product_sum")
+        assert not exact_rows or (got[:, :exact_rows].view(np.uint32) & 0xFFFF).any()
+
+
+@PROFILES
+@FORMATS
+def test_f5_a_row_does_not_depend_on_its_company(profile, fmt):
+    """Within one path a row's bits are the same alone or among others, wherever it stands."""
+    op = operator(fmt, 35, 96)
+    weight = weight_of(op)
+    given = inputs(op, 40, weight)
+    whole = run(op, profile, given)["out"]
+    for count in (4, 7, 12, 17):
+        part = run(op, profile, given | {"x": given["x"][5 : 5 + count]})["out"]
+        np.testing.assert_array_equal(part, whole[5 : 5 + count])
+    pair = run(op, profile, given | {"x": given["x"][:2]})["out"]
+    for i in range(2):
+        one = run(op, profile, given | {"x": given["x"][i : i + 1]})["out"]
+        np.testing.assert_array_equal(one[0], pair[i])
+
+
+@PROFILES
+@FORMATS
+@pytest.mark.parametrize("count", [2, 9])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_f11_a_bad_number_stays_bad_and_in_its_row(profile, fmt, count, bad):
+    op = operator(fmt, 20, 64)
+    weight = weight_of(op)
+    given = inputs(op, count, weight)
+    clean = run(op, profile, given)["out"]
+    given["x"][1, 40] = bad
+    got = run(op, profile, given)["out"]
+    touched = weight.values[:, 40 - op.x_offset] != 0
+    assert not np.isfinite(got[1, touched]).any()
+    np.testing.assert_array_equal(np.delete(got, 1, 0), np.delete(clean, 1, 0))
+
+
+@PROFILES
+@FORMATS
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-12, 1e12, 1e30])
+def test_any_size_of_x_keeps_the_relative_error(profile, fmt, size):
+    op = operator(fmt, 20, 64)
+    weight = weight_of(op)
+    for count in (1, 9):
+        given = inputs(op, count, weight)
+        given["x"] = (given["x"] * np.float32(size)).astype(np.float32)
+        assert error(op, profile, weight, given) <= tolerance("product_sum")
+
+
+@PROFILES
+@FORMATS
+def test_columns_outside_of_the_slice_are_not_read(profile, fmt):
+    op = operator(fmt, 20, 64, groups=2)
+    weight = weight_of(op)
+    for count in (1, 9):
+        given = inputs(op, count, weight)
+        clean = run(op, profile, given)["out"]
+        given["x"][:, :3] = given["x"][:, 67:69] = given["x"][:, 133:] = np.nan
+        np.testing.assert_array_equal(run(op, profile, given)["out"], clean)
