@@ -27,7 +27,7 @@ from k3tvm.schedules.spans import Pieces, along, sequence, tiles
 
 ROWS = 16  # of a chunk, whatever the length of the sequence: results must not depend on it
 
-# (rows, vectors of 16) of a register tile of a matrix product; rows are even, see `mixed` below
+# (rows, vectors of 16) of a register tile of a matrix product; rows divide the 32 of `mixed`
 TILES = {"avx512": (8, 2), "avx2": (4, 1), "portable": (2, 1)}
 
 reference(KdaChunk)(kda_step_reference)

@@ -149,7 +149,7 @@ def _split_sequences(
     op: MlaAttention, p: TargetProfile, a: SimpleNamespace, blocks: Any, spans: Any
 ) -> None:
     """As many spans at a time as there are parts, then their merge, block by block and in order."""
-    at_once = v.opaque(PARTS // blocks)
+    at_once = v.opaque(T.min(PARTS // blocks, spans))
     parts = v.workspace((PARTS, PAIRS, op.rank))
     part_softmax = v.workspace((PARTS, 2, PAIRS))
     totals = v.workspace((SPLIT_BELOW, PAIRS, op.rank))

@@ -55,7 +55,7 @@ def test_f5_attention_sees_its_own_sequence_up_to_its_own_position(
 
 @PROFILES
 @ACTS
-@pytest.mark.parametrize("heads", [3, 16])
+@pytest.mark.parametrize("heads", [12])
 def test_f6_later_tokens_never_change_earlier_rows(profile, act, heads):
     op = attention_op(heads, 40, 8, act)
     inputs = attention_inputs(op, [[2, 0, 60, 7]], 1)
@@ -70,13 +70,13 @@ def test_f6_later_tokens_never_change_earlier_rows(profile, act, heads):
 
 @PROFILES
 @ACTS
-@pytest.mark.parametrize("heads", [3, 8])
-def test_f4_a_row_is_bit_equal_alone_and_in_company(profile, act, heads):
-    op = attention_op(heads, 24, 8, act)
+def test_f4_a_row_is_bit_equal_alone_and_in_company(profile, act):
+    """Alone its keys are split over the threads, in company its sequence is one of many tasks."""
+    op = attention_op(12, 24, 8, act)
     position = 1000
-    inputs = attention_inputs(op, [[1, 0, 9, position]], 5)
+    inputs = attention_inputs(op, [[1, 0, 23, position]], 5)
     together = run(op, profile, inputs)["out"]
-    for row in (0, 4, 8):
+    for row in (0, 4, 22):
         alone = {k: inputs[k][row : row + 1] for k in ("absorbed", "q")}
         alone["seqs"] = np.array([[1, 0, 1, position + row]], np.int32)
         np.testing.assert_array_equal(run(op, profile, inputs | alone)["out"][0], together[row])

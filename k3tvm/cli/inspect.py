@@ -70,11 +70,11 @@ def table(facts: Facts) -> str:
         ("parameters", f"{_short(facts.parameters)} ({_short(facts.active_parameters)} active)"),
         ("tensors", f"{facts.tensors:,}: {facts.text_tensors:,} of the text model{skipped}"),
         ("", oddities),
-        ("text bytes", f"{facts.bytes:,} ({_short(facts.bytes)}B)"),
+        ("text bytes", f"{facts.bytes:,} ({_short(facts.bytes)}B), of which"),
+        *((f"  {kind}", f"{_short(size)}B") for kind, size in facts.bytes_by_kind.items()),
         *([("all bytes", f"{facts.total_bytes:,}")] if facts.total_bytes is not None else []),
         *_contradiction(facts),
         ("per token", f"{_short(facts.bytes_per_token)}B of weights are read to decode one token"),
-        *((f"  {kind}", f"{_short(size)}B") for kind, size in facts.bytes_by_kind.items()),
         ("compiles", "yes" if facts.compiles else "no"),
     ]
     return "\n".join(f"{name:<14}{text}".rstrip() for name, text in rows)

@@ -23,12 +23,17 @@ COMMANDS: tuple[str, ...] = (
     "generate",
     "verify",
     "bench",
+    "demo",
 )
 
 EXAMPLES = """\
 examples:
+  k3tvm demo                              all of the following once, on a small random model
   k3tvm example tiny --preset k3-tiny     write a small random checkpoint
   k3tvm inspect tiny                      see what it holds and whether all of it is there
+  k3tvm compile tiny --target cpu         make tiny.bundle
+  k3tvm verify tiny.bundle                compare its logits with the torch reference
+  k3tvm generate tiny.bundle --ids 1,2,3  continue a prompt
   k3tvm COMMAND --help                    more about one command
 
 exit status: 0 done, 1 a check failed, 2 wrong use or unusable input (one line says why)

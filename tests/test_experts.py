@@ -1,0 +1,147 @@
+"""The ExpertLinear kernel against float64: experts with 0, 1, 3, 4 and many rows, odd counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from k3tvm.relax_models.operators import ExpertLinear, WeightFormat
+from tests.kernels import expect, host_profiles, relative_error, run
+from tests.tolerances import tolerance
+from tests.weights import Weight, random_weight, share_of_magnitude
+
+PROFILES = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
+FORMATS = pytest.mark.parametrize("fmt", ["float32", "bfloat16", "mxfp4"])
+# experts, top_k, rows, k, per_choice: expert counts that are no power of two, 1 among them
+SHAPES = [(3, 2, 5, 32, False), (4, 2, 64, 64, True), (7, 3, 37, 96, False), (1, 1, 48, 64, True)]
+ODD_K = [(5, 3, 19, 37, True), (2, 1, 1, 1, False)]  # not for MXFP4
+
+
+def operator(
+    fmt: WeightFormat, experts: int, top_k: int, rows: int, k: int, per_choice: bool
+) -> ExpertLinear:
+    """x starts at column 5 of a wider row; F16: k, rows and the width of x all differ."""
+    width = 5 + (top_k if per_choice else 1) * k + 2
+    return ExpertLinear(experts, top_k, rows, k, fmt, per_choice, width, 5, "float32")
+
+
+def routed(chosen: np.ndarray, experts: int) -> dict[str, np.ndarray]:
+    """What ExpertSort makes of the choices: a stable order by expert."""
+    flat = chosen.reshape(-1)
+    order = np.argsort(flat, kind="stable").astype(np.int32).reshape(chosen.shape)
+    first = np.concatenate([[0], np.cumsum(np.bincount(flat, minlength=experts))])
+    return {"chosen": chosen, "first": first.astype(np.int32), "order": order}
+
+
+def choices(rng: np.random.Generator, op: ExpertLinear, count: int) -> np.ndarray:
+    """Distinct experts for every row."""
+    rows = [rng.permutation(op.experts)[: op.top_k] for _ in range(count)]
+    return np.array(rows, np.int32).reshape(count, op.top_k)
+
+
+def inputs(op: ExpertLinear, weight: Weight, chosen: np.ndarray) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(len(chosen))
+    x = rng.standard_normal((len(chosen), op.x_width)).astype(np.float32)
+    return {"x": x} | weight.arrays | routed(chosen, op.experts)
+
+
+def weight_of(op: ExpertLinear) -> Weight:
+    return random_weight(np.random.default_rng(0), op.fmt, (op.experts,), op.rows, op.k)
+
+
+def magnitude(op: ExpertLinear, weight: Weight, given: dict[str, np.ndarray]) -> np.ndarray:
+    absolute = Weight(weight.arrays, np.abs(weight.values))
+    rows = np.zeros((len(given["x"]), op.top_k, op.rows))
+    for (t, c), e in np.ndenumerate(given["chosen"]):
+        at = op.x_offset + (c * op.k if op.per_choice else 0)
+        rows[t, c] = absolute.values[e] @ np.abs(given["x"][t, at : at + op.k])
+    return rows.reshape(len(rows), -1)
+
+
+def check(op: ExpertLinear, profile, weight: Weight, chosen: np.ndarray) -> None:
+    given = inputs(op, weight, chosen)
+    got, want = run(op, profile, given)["out"], expect(op, given)["out"]
+    error = share_of_magnitude(got, want, magnitude(op, weight, given))
+    assert error <= tolerance("product_sum"), chosen.shape
+
+
+@PROFILES
+@FORMATS
+@pytest.mark.parametrize("shape", SHAPES + ODD_K, ids=str)
+def test_every_pair_gets_its_expert(profile, fmt, shape):
+    """One token to forty: with 1 to 13 all experts are on the path for few rows, later some are."""
+    if fmt == "mxfp4" and shape in ODD_K:
+        pytest.skip("MXFP4 has groups of 32")
+    op, rng = operator(fmt, *shape), np.random.default_rng(1)
+    weight = weight_of(op)
+    for count in (1, 2, 3, 4, 5, 9, 13, 17, 40):
+        check(op, profile, weight, choices(rng, op, count))
+
+
+@PROFILES
+@FORMATS
+def test_experts_with_0_1_3_4_and_many_rows_in_one_call(profile, fmt):
+    """The borders of the paths, an expert without rows first, in the middle and last."""
+    op = operator(fmt, 9, 1, 35, 64, False)
+    weight = weight_of(op)
+    for counts in ([0, 1, 3, 0, 4, 5, 23, 2, 0], [0, 0, 0, 0, 0, 0, 0, 0, 4], [1, 3, 0] * 3):
+        chosen = np.repeat(np.arange(9), counts).astype(np.int32)
+        check(op, profile, weight, np.random.default_rng(2).permutation(chosen)[:, None])
+
+
+@PROFILES
+@FORMATS
+def test_f5_a_row_does_not_depend_on_its_company(profile, fmt):
+    """The same tokens twice in one call: equal bits, whatever else their experts serve."""
+    op, rng = operator(fmt, 4, 2, 35, 64, True), np.random.default_rng(3)
+    weight, chosen = weight_of(op), choices(rng, op, 30)
+    given = inputs(op, weight, np.concatenate([chosen, chosen[::-1]]))
+    given["x"][30:] = given["x"][:30][::-1]
+    got = run(op, profile, given)["out"]
+    np.testing.assert_array_equal(got[30:], got[:30][::-1])
+
+
+@PROFILES
+@FORMATS
+def test_bfloat16_results_are_rounded(profile, fmt):
+    op = replace(operator(fmt, 5, 2, 37, 64, True), act="bfloat16")
+    weight, rng = weight_of(op), np.random.default_rng(4)
+    for count in (1, 30):
+        given = inputs(op, weight, choices(rng, op, count))
+        got, want = run(op, profile, given)["out"], expect(op, given)["out"]
+        assert relative_error(got, want) <= tolerance("experts", "bfloat16")
+        assert not (got.view(np.uint32) & 0xFFFF).any()
+
+
+@PROFILES
+@FORMATS
+@pytest.mark.parametrize("count", [2, 33])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_f11_a_bad_number_stays_bad_and_in_its_row(profile, fmt, count, bad):
+    op = operator(fmt, 3, 2, 20, 64, False)
+    weight, rng = weight_of(op), np.random.default_rng(5)
+    given = inputs(op, weight, choices(rng, op, count))
+    clean = run(op, profile, given)["out"]
+    given["x"][1, op.x_offset + 40] = bad
+    got = run(op, profile, given)["out"]
+    touched = weight.values[given["chosen"][1], :, 40].reshape(-1) != 0
+    assert touched.any() and not np.isfinite(got[1, touched]).any()
+    np.testing.assert_array_equal(np.delete(got, 1, 0), np.delete(clean, 1, 0))
+
+
+@PROFILES
+@FORMATS
+def test_f11_an_expert_that_nobody_chose_is_not_read(profile, fmt):
+    """NaN weights of an idle expert do not reach anyone."""
+    op, rng = operator(fmt, 3, 1, 20, 64, False), np.random.default_rng(6)
+    weight = weight_of(op)
+    for count in (1, 30):
+        chosen = rng.integers(0, 2, (count, 1)).astype(np.int32)
+        given = inputs(op, weight, chosen)
+        clean = run(op, profile, given)["out"]
+        name = "weight_scale" if fmt == "mxfp4" else "weight"
+        broken = given[name].copy()
+        broken[2] = np.nan if fmt == "float32" else 255 if fmt == "mxfp4" else 0xFFFFFFFF
+        np.testing.assert_array_equal(run(op, profile, given | {name: broken})["out"], clean)
