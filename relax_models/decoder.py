@@ -1,10 +1,12 @@
 """The whole model as one IRModule: entry functions, the blocks they share, parameters and state.
 
-Entries, all `(ids, seqs, health, states, weights)`:
+Entries, all `(ids, seqs, health, states, weights) -> (logits, experts)`:
 
-    prefill  any rows of any sequences -> logits of the last row of each sequence [m, vocab]
-    decode   one row per sequence -> logits [m, vocab]
-    logits   any rows -> (logits of every row [n, vocab], experts [n, k] of each MoE layer)
+    prefill  any rows of any sequences; logits of the last row of each sequence [m, vocab]
+    decode   one row per sequence; logits [m, vocab]
+    logits   any rows; logits of every row [n, vocab]
+
+`experts` are the choices [n, k] of each MoE layer: a comparison can tell a tie from a fault.
 
 States are changed in place. `health` [sites, slots] is raised where the stream is not finite: site
 2i is the input of layer i's mixer, 2i+1 of its feed-forward part, the last one the final norm.
@@ -204,8 +206,6 @@ class _Decoder:
             for i, half, function in layers:
                 stream = run.layer(i, half, function, stream)
             logits = run.call(head, stream, site=2 * c.num_layers)
-            if name != "logits":
-                return logits
             return run.emit(relax.Tuple([logits, relax.Tuple(run.routing)]))
 
         self.graph.function(name, body, private=False)

@@ -86,8 +86,8 @@ def _striped_sums(p: TargetProfile, width: int, factors: Any, sums: int) -> list
     """`sums` sums over a row of products; `factors(at, lanes)` gives that many pairs."""
     wide = STRIPES * v.LANES
     acc = [[v.scratch(v.LANES) for _ in range(sums)] for _ in range(STRIPES)]
-    for stripe in acc:
-        for one in stripe:
+    for cells in acc:
+        for one in cells:
             v.store(one, v.splat(0.0), 0)
 
     def piece(stripe: int, at: Any) -> None:
@@ -101,7 +101,9 @@ def _striped_sums(p: TargetProfile, width: int, factors: Any, sums: int) -> list
     for stripe in range((width - done) // v.LANES):
         piece(stripe, done + stripe * v.LANES)
     totals = [
-        v.reduce_add(v.let(sum((v.load(acc[s][k], 0) for s in range(1, STRIPES)), v.load(acc[0][k], 0))))
+        v.reduce_add(
+            v.let(sum((v.load(acc[s][k], 0) for s in range(1, STRIPES)), v.load(acc[0][k], 0)))
+        )
         for k in range(sums)
     ]
     whole = width // v.LANES * v.LANES

@@ -1,4 +1,4 @@
-"""Embedding rows, last rows, gated activations and expert sums: operators that stream their input."""
+"""Embedding rows, last rows, gated activations and expert sums: all stream their input once."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ def expert_combine_reference(op: ExpertCombine, args: Any) -> dict[str, np.ndarr
     return {"out": out}
 
 
-@schedule(ExpertCombine, "cpu", "choices summed in order, spans of columns in parallel; then the norm")
+@schedule(
+    ExpertCombine, "cpu", "choices summed in order, spans of columns in parallel; then the norm"
+)
 def expert_combine_cpu(op: ExpertCombine, p: TargetProfile, a: SimpleNamespace) -> None:
     """Two passes where a norm needs whole rows, so that the sum of one row is split as well."""
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: cache rows from projections, attention over the cache, output gate."""
+"""Latent attention: projections into cache rows, queries into outputs, outputs into gated ones."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.bundles import Bundles
+
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
@@ -16,3 +18,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
+    """Example checkpoints and bundles, made when first asked for."""
+    return Bundles(tmp_path_factory.mktemp("bundles"))

@@ -1,4 +1,4 @@
-"""AttnRes mix kernels against their reference: exact with an empty bank, flags for bad rows (F11)."""
+"""AttnRes mix kernels against their reference; exact with an empty bank; bad rows flagged."""
 
 from __future__ import annotations
 

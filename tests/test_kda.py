@@ -202,6 +202,23 @@ def test_f3_step_continues_what_chunk_began(profile: TargetProfile) -> None:
     assert relative_error(state[0], want["state"][0]) <= tolerance("kda")
 
 
+@each_profile
+@each_form
+def test_l2_norm_adds_1e_6_to_the_sum_inside_the_root(profile: TargetProfile, form: Form) -> None:
+    """Small keys show the eps: from an empty state, with q = k, o = v*s / (s + 1e-6) / sqrt(K)."""
+    op = form(1, 20, 24, "float32")
+    inputs = inputs_of(op, [(0, 0, 1, 0)])
+    sizes = 1e-3 * np.random.default_rng(2).standard_normal(20)
+    inputs["qkv"][0, :20] = inputs["qkv"][0, 20:40] = sizes
+    inputs["beta"][:] = 1
+    inputs["state"][:] = 0
+    total = np.sum(sizes**2)
+    want = inputs["qkv"][0, 40:] * total / (total + 1e-6) / np.sqrt(20)
+    assert relative_error(run(op, profile, inputs)["out"][0], want) <= tolerance("kda")
+    inputs["qkv"][0, :40] = 0
+    assert not run(op, profile, inputs)["out"].any()
+
+
 # --- decays -------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ PROFILES = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.n
 FORMATS = pytest.mark.parametrize("fmt", ["float32", "bfloat16", "mxfp4"])
 # rows, k, groups, addends: rows that fill no block, k that fills no vector, one matrix per head
 SHAPES = [(5, 32, 1, 0), (16, 64, 1, 1), (35, 96, 1, 2), (70, 320, 3, 0)]
-ODD_K = [(1, 1, 1, 0), (19, 37, 1, 1), (33, 131, 2, 0)]  # not for MXFP4: groups of 32
+ODD_K = [(1, 1, 1, 0), (33, 131, 2, 1)]  # not for MXFP4: groups of 32
 COUNTS = [*range(1, 18), 23, 29, 40]
 
 
@@ -72,7 +72,7 @@ def test_product_sums_for_1_to_40_rows(profile, fmt, shape):
 
 @PROFILES
 @FORMATS
-@pytest.mark.parametrize("k", [32, 224, 1024, 4096])
+@pytest.mark.parametrize("k", [1024, 4096])
 def test_the_error_does_not_grow_with_k(profile, fmt, k):
     op = operator(fmt, 48, k)
     weight = weight_of(op, k)
@@ -83,7 +83,7 @@ def test_the_error_does_not_grow_with_k(profile, fmt, k):
 
 @PROFILES
 @FORMATS
-@pytest.mark.parametrize("exact_rows", [0, 3, 16, 20])
+@pytest.mark.parametrize("exact_rows", [0, 20])
 def test_bfloat16_rounds_all_but_the_exact_rows(profile, fmt, exact_rows):
     """Router logits stay float32; each sum with an addend is rounded again (spec. 3.6b)."""
     op = replace(operator(fmt, 37, 64, addends=0 if exact_rows else 2), act="bfloat16")
@@ -104,7 +104,7 @@ def test_bfloat16_rounds_all_but_the_exact_rows(profile, fmt, exact_rows):
 @FORMATS
 def test_f5_a_row_does_not_depend_on_its_company(profile, fmt):
     """Within one path a row's bits are the same alone or among others, wherever it stands."""
-    op = operator(fmt, 35, 96)
+    op = operator(fmt, 35, 96, 2)
     weight = weight_of(op)
     given = inputs(op, 40, weight)
     whole = run(op, profile, given)["out"]
@@ -122,14 +122,15 @@ def test_f5_a_row_does_not_depend_on_its_company(profile, fmt):
 @pytest.mark.parametrize("count", [2, 9])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_f11_a_bad_number_stays_bad_and_in_its_row(profile, fmt, count, bad):
-    op = operator(fmt, 20, 64)
+    op = operator(fmt, 35, 96, 2)
     weight = weight_of(op)
     given = inputs(op, count, weight)
     clean = run(op, profile, given)["out"]
     given["x"][1, 40] = bad
     got = run(op, profile, given)["out"]
-    touched = weight.values[:, 40 - op.x_offset] != 0
-    assert not np.isfinite(got[1, touched]).any()
+    touched = weight.values[0, :, 40 - op.x_offset] != 0
+    assert not np.isfinite(got[1, : op.rows][touched]).any()
+    np.testing.assert_array_equal(got[1, op.rows :], clean[1, op.rows :])
     np.testing.assert_array_equal(np.delete(got, 1, 0), np.delete(clean, 1, 0))
 
 
@@ -137,7 +138,7 @@ def test_f11_a_bad_number_stays_bad_and_in_its_row(profile, fmt, count, bad):
 @FORMATS
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-12, 1e12, 1e30])
 def test_any_size_of_x_keeps_the_relative_error(profile, fmt, size):
-    op = operator(fmt, 20, 64)
+    op = operator(fmt, 35, 96, 2)
     weight = weight_of(op)
     for count in (1, 9):
         given = inputs(op, count, weight)
@@ -148,10 +149,10 @@ def test_any_size_of_x_keeps_the_relative_error(profile, fmt, size):
 @PROFILES
 @FORMATS
 def test_columns_outside_of_the_slice_are_not_read(profile, fmt):
-    op = operator(fmt, 20, 64, groups=2)
+    op = operator(fmt, 35, 96, 2)
     weight = weight_of(op)
     for count in (1, 9):
         given = inputs(op, count, weight)
         clean = run(op, profile, given)["out"]
-        given["x"][:, :3] = given["x"][:, 67:69] = given["x"][:, 133:] = np.nan
+        given["x"][:, :3] = given["x"][:, 99:101] = given["x"][:, 197:] = np.nan
         np.testing.assert_array_equal(run(op, profile, given)["out"], clean)

@@ -43,10 +43,10 @@ TOLERANCES: dict[str, tuple[float, str]] = {
         "rounding may land on the neighbouring bfloat16",
     ),
     "product_sum": (
-        4e-7,
+        5e-7,
         "of the sum of |w| |x| and the addends, not of the result: float32 sums one after another, "
         "or 24-bit fixed point (2^-24 of the largest of 32 x each); K from 1 to 4096. Measured "
-        "3.7e-7 where one MXFP4 group outweighs the others, 2e-7 elsewhere",
+        "4.2e-7 where one MXFP4 group outweighs the others, 2e-7 elsewhere",
     ),
     "reference_float64": (1e-12, "float64 in another order of summation, a whole model long"),
     "reference_chunk": (1e-11, "float64 chunk form: sums of log decays cancel before exp"),

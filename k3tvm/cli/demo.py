@@ -24,7 +24,9 @@ def register(subparsers: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("dir", metavar="DIR", nargs="?", default="build/demo", help="where to write")
+    parser.add_argument(
+        "dir", metavar="DIR", nargs="?", default="build/demo", help="where to write"
+    )
     parser.add_argument("--preset", metavar="P", choices=PRESETS, default="k3-tiny")
     parser.set_defaults(run=run)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +18,12 @@ import torch
 from k3tvm.compare.metrics import Agreement, agreement
 from k3tvm.compare.restore import BundleTensors
 from k3tvm.reference import Reference, Routing
-from k3tvm.runtime.engine import Engine
+from k3tvm.runtime.engine import Engine, joined
 
 FACTOR = 2.0  # in root mean square error; NMSE grows with its square
 FLOOR = 1e-13  # NMSE of float32 logits that differ by their last bit alone
 Array = np.ndarray[Any, Any]
+Run = tuple[Array, dict[int, Array]]
 
 
 @dataclass(frozen=True)
@@ -43,39 +44,35 @@ class Verdict:
 
 def verify(engine: Engine, ids: Sequence[int]) -> Verdict:
     """Compare one-shot prefill, chunked prefill and step-by-step decode with the reference."""
-    runs, routing = _run_all(engine, ids)
-    pinned = Routing(False, {i: torch.from_numpy(picks).long() for i, picks in routing.items()})
     tensors = BundleTensors(engine.config, engine.manifest.arrays, engine.arrays)
-    exact = _reference(engine, tensors, torch.float64, "exact", ids, pinned)
     bfloat16 = engine.manifest.activations == "bfloat16"
-    precision: Literal["exact", "bfloat16"] = "bfloat16" if bfloat16 else "exact"
-    single = _reference(engine, tensors, torch.float32, precision, ids, pinned)
-    yardstick = agreement(single, exact)
+    exact = Reference(engine.config, tensors, torch.float64)
+    single = Reference(engine.config, tensors, torch.float32, "bfloat16" if bfloat16 else "exact")
+    runs = _runs(engine, ids)
+    truths = {mode: _logits(exact, ids, routing) for mode, (_, routing) in runs.items()}
+    own = _logits(single, ids, runs["prefill"][1])
+    yardstick = agreement(own, truths["prefill"])
     limit = max(yardstick.nmse * FACTOR**2, FLOOR)
-    modes = {name: agreement(logits, exact) for name, logits in runs.items()}
+    modes = {mode: agreement(logits, truths[mode]) for mode, (logits, _) in runs.items()}
     passed = all(a.nmse <= limit for a in modes.values())
     return Verdict(len(ids), engine.manifest.activations, modes, yardstick, limit, passed)
 
 
-def _run_all(engine: Engine, ids: Sequence[int]) -> tuple[dict[str, Array], dict[int, Array]]:
+def _runs(engine: Engine, ids: Sequence[int]) -> dict[str, Run]:
+    """Logits [n, vocab] and routing of every mode."""
     engine.reset()
-    whole, routing = engine.logits_and_routing(ids, chunk=len(ids))
+    runs = {"prefill": engine.logits_and_routing(ids, chunk=len(ids))}
     engine.reset()
-    chunked = engine.logits(ids, chunk=max(1, len(ids) // 3))
+    runs["chunked"] = engine.logits_and_routing(ids, chunk=max(1, len(ids) // 3))
     engine.reset()
-    steps = np.concatenate([engine.decode([i]) for i in ids])
+    steps = [(engine.decode([i]), engine.routing()) for i in ids]
     engine.reset()
-    return {"prefill": whole, "chunked": chunked, "steps": steps}, routing
+    runs["steps"] = np.concatenate([s[0] for s in steps]), joined([s[1] for s in steps])
+    return runs
 
 
-def _reference(
-    engine: Engine,
-    tensors: BundleTensors,
-    dtype: torch.dtype,
-    precision: Literal["exact", "bfloat16"],
-    ids: Sequence[int],
-    routing: Routing,
-) -> Array:
-    reference = Reference(engine.config, tensors, dtype, precision)
-    logits, _ = reference.forward(list(ids), routing=routing)
+def _logits(reference: Reference, ids: Sequence[int], routing: dict[int, Array]) -> Array:
+    """Logits of the reference with the experts that the bundle chose."""
+    pinned = Routing(False, {i: torch.from_numpy(e).long() for i, e in routing.items()})
+    logits, _ = reference.forward(list(ids), routing=pinned)
     return logits.double().numpy()

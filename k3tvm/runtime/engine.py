@@ -39,6 +39,7 @@ class Engine:
         self.health = zeros((manifest.sites, slots), "int32")
         self._health = share(self.health)
         self._weights = [share(a) for a in self.arrays]
+        self._experts: Any = ()
         self.machine = Machine(folder / manifest.code[0].file.path)
 
     @classmethod
@@ -80,7 +81,7 @@ class Engine:
         logits = None
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
-            logits, _ = self._call("prefill", part, self._one(slot, part))
+            logits = self._call("prefill", part, self._one(slot, part))
         if logits is None:
             raise DeviceError("there are no tokens to read", cure="give at least one id")
         return logits[0]
@@ -94,18 +95,19 @@ class Engine:
     ) -> tuple[Array, dict[int, Array]]:
         """The same, and the experts [n, k] that each MoE layer chose, by layer (from 0)."""
         tokens = self._tokens(ids, slot)
-        parts = []
+        rows, routing = [], []
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
-            parts.append(self._call("logits", part, self._one(slot, part)))
-        if not parts:
+            rows.append(self._call("logits", part, self._one(slot, part)))
+            routing.append(self.routing())
+        if not rows:
             raise DeviceError("there are no tokens to read", cure="give at least one id")
+        return np.concatenate(rows), joined(routing)
+
+    def routing(self) -> dict[int, Array]:
+        """The experts [n, k] that each MoE layer (by number, from 0) chose in the last call."""
         moe = [i for i in range(self.config.num_layers) if self.config.ffn_kind(i) == "moe"]
-        routing = {
-            layer: np.concatenate([numpy(more[i]) for _, more in parts])
-            for i, layer in enumerate(moe)
-        }
-        return np.concatenate([logits for logits, _ in parts]), routing
+        return {i: numpy(e).copy() for i, e in zip(moe, self._experts, strict=True)}
 
     def decode(self, ids: Sequence[int] | Array, slots: Sequence[int] = (0,)) -> Array:
         """Read one token into each of several slots; logits [len(slots), vocab]."""
@@ -114,18 +116,17 @@ class Engine:
         for token, slot in zip(ids, slots, strict=True):
             self._tokens([token], slot)
         seqs = [(s, row, 1, self.states.positions[s]) for row, s in enumerate(slots)]
-        return self._call("decode", np.asarray(ids, np.int32), seqs)[0]
+        return self._call("decode", np.asarray(ids, np.int32), seqs)
 
-    def _call(self, entry: str, tokens: Array, seqs: list[Sequence4]) -> tuple[Array, Any]:
-        """Run an entry over rows; its logits, and whatever else it returns."""
-        result = self._invoke(self.machine, entry, tokens, seqs)
-        first, more = (result[0], result[1]) if entry == "logits" else (result, None)
-        logits = numpy(first)
+    def _call(self, entry: str, tokens: Array, seqs: list[Sequence4]) -> Array:
+        """Run an entry over rows; its logits. The experts are kept for `routing`."""
+        result, self._experts = self._invoke(self.machine, entry, tokens, seqs)
+        logits = numpy(result)
         for slot, _, count, _ in seqs:
             self.states.positions[slot] += count
         if not np.isfinite(logits).all():
             self._fail(logits, seqs)
-        return logits, more
+        return logits
 
     def _invoke(self, machine: Machine, entry: str, tokens: Array, seqs: list[Sequence4]) -> Any:
         rows = copy_in(np.array(seqs, np.int32))
@@ -191,6 +192,11 @@ class Engine:
     def fork(self, source: int, target: int) -> None:
         """Make slot `target` an independent copy of slot `source`."""
         self.states.fork(source, target)
+
+
+def joined(routing: Sequence[dict[int, Array]]) -> dict[int, Array]:
+    """The routing of calls that followed each other, as that of one call."""
+    return {i: np.concatenate([r[i] for r in routing]) for i in routing[0]}
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:
