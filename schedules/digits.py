@@ -29,6 +29,7 @@ GROUP = 32  # values that share a step: the MXFP4 group
 DIGITS = 3
 LARGEST = 127 * 65536  # of the fixed-point numbers, so that the top digit fits a byte
 OFFSET = 12  # u = 2*w + OFFSET
+AHEAD = 96  # words of 64 bytes that are asked for early: 6 KiB
 CODES = tuple(OFFSET + c for c in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
 
 
@@ -129,12 +130,13 @@ def matvec(
     sums = _sums_avx512 if profile.isa == "avx512" else _sums_avx2
     with v.serial(k // GROUP) as block:
         loaded = [v.let(v.load(words, *lead, block * 4 + i, 0)) for i in range(4)]
+        for i in range(4):
+            v.prefetch(words, *lead, block * 4 + (AHEAD + i), 0)
         low, middle, high = sums(loaded, x, row, block)
         value = v.cast(low + (middle << v.splat(8, dtype="int32")), "float32")
         value = v.fma(profile, v.cast(high, "float32"), v.splat(65536.0), value)
-        factor = scale_vector(scale, *lead, block, 0) * v.splat(
-            v.load(x.half_step, row, block, lanes=1)
-        )
+        half_step = v.splat(v.load(x.half_step, row, block, lanes=1))
+        factor = scale_vector(scale, *lead, block, 0) * half_step
         v.store(total, v.fma(profile, value, factor, v.load(total, 0)), 0)
     return v.let(v.load(total, 0))
 
@@ -149,25 +151,30 @@ def _table(lanes: int) -> Any:
     return T.Shuffle([T.int8(c) for c in codes], list(range(lanes)))
 
 
-def _codes(word: Any, high: bool, lanes: int) -> Any:
-    """u of four consecutive k per int32 lane, as int8 lanes (never above 24)."""
-    nibbles = word >> v.splat(4, lanes, "uint32") if high else word
-    masked = v.bits(T.bitwise_and(nibbles, v.splat(0x0F0F0F0F, lanes, "uint32")), "int8", 4 * lanes)
-    name = "llvm.x86.avx512.pshuf.b.512" if lanes == 16 else "llvm.x86.avx2.pshuf.b"
-    return v.let(v.intrinsic(name, "int8", 4 * lanes, _table(4 * lanes), masked))
-
-
 def _sums_avx512(words: list[Any], x: Digits, row: Any, block: Any) -> list[Any]:
-    """Per digit the int32 sums of 16 rows: vpdpbusd adds four byte products to each lane."""
+    """Per digit the int32 sums of 16 rows: vpdpbusd adds four byte products to each lane.
+
+    vpermb takes six bits of each index byte; with the table four times in its 64 entries the upper
+    nibble does not matter, and no mask is needed.
+    """
     sums = [v.let(v.splat(v.load(x.start, row, block, d, lanes=1))) for d in range(DIGITS)]
     for i, word in enumerate(words):
         for h in (0, 1):
-            codes = _codes(word, h == 1, 16)
+            index = v.bits(word >> v.splat(4, dtype="uint32") if h else word, "int8", 64)
+            name = "llvm.x86.avx512.permvar.qi.512"
+            codes = v.let(v.intrinsic(name, "int8", 64, _table(64), index))
             for d in range(DIGITS):
                 four = v.bits(v.splat(_four(x, row, block, d, 2 * i + h)), "int8", 64)
                 name = "llvm.x86.avx512.vpdpbusd.512"
                 sums[d] = v.let(v.intrinsic(name, "int32", 16, sums[d], codes, four))
     return sums
+
+
+def _codes_avx2(word: Any, high: bool) -> Any:
+    """u of four consecutive k for each of eight rows; vpshufb wants the upper nibble cleared."""
+    nibbles = word >> v.splat(4, 8, "uint32") if high else word
+    masked = v.bits(T.bitwise_and(nibbles, v.splat(0x0F0F0F0F, 8, "uint32")), "int8", 32)
+    return v.let(v.intrinsic("llvm.x86.avx2.pshuf.b", "int8", 32, _table(32), masked))
 
 
 def _sums_avx2(words: list[Any], x: Digits, row: Any, block: Any) -> list[Any]:
@@ -183,7 +190,7 @@ def _sums_avx2(words: list[Any], x: Digits, row: Any, block: Any) -> list[Any]:
         for i, word in enumerate(words):
             eight = v.let(T.Shuffle([word], list(range(part, part + 8))))
             for h in (0, 1):
-                codes = _codes(eight, h == 1, 8)
+                codes = _codes_avx2(eight, h == 1)
                 for d in range(DIGITS):
                     four = v.bits(v.splat(_four(x, row, block, d, 2 * i + h), 8), "int8", 32)
                     pairs = v.intrinsic("llvm.x86.avx2.pmadd.ub.sw", "int16", 16, codes, four)

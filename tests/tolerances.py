@@ -53,6 +53,11 @@ TOLERANCES: dict[str, tuple[float, str]] = {
         "RMS error of a whole model over that of torch in the same precision, both against float64 "
         "with the same experts: what the format costs, and as much again (measured 0.7 to 1.4)",
     ),
+    "batch": (
+        5e-5,
+        "of the largest logit: kernels for few and for many rows sum in another order, and tiny "
+        "random models amplify that (reference_float32 has the same cause; measured 1e-5)",
+    ),
     "reference_float64": (1e-12, "float64 in another order of summation, a whole model long"),
     "reference_chunk": (1e-11, "float64 chunk form: sums of log decays cancel before exp"),
     "reference_float32": (

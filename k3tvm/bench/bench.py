@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import numpy as np
 from k3tvm.bench.peaks import read_peak, sgemm_peak
 from k3tvm.bundle.manifest import ArrayEntry
 from k3tvm.runtime.engine import Engine
-from k3tvm.runtime.machine import Machine
+from k3tvm.runtime.machine import Machine, threads_in_use
 from k3tvm.schedules.layouts import ROWS
 
 
@@ -30,7 +29,7 @@ class Plan:
 
 def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure; the machine's limits are taken before and after every round, the best counts."""
-    threads = int(os.environ.get("TVM_NUM_THREADS") or os.cpu_count() or 1)
+    threads = threads_in_use()
     code = engine.manifest.code[0]
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, engine.config.vocab_size, plan.prompt)

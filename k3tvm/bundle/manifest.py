@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from k3tvm import __version__
@@ -21,6 +21,7 @@ FORMAT = "k3tvm-bundle"
 FORMAT_VERSION = 1
 FILE = "manifest.json"
 ALIGNMENT = 64
+AGAIN = "make the bundle again with 'k3tvm compile CHECKPOINT --target cpu -o BUNDLE'"
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,9 @@ class Manifest:
                 cure="make one with 'k3tvm compile CHECKPOINT --target cpu -o BUNDLE'",
             ) from None
         except (OSError, ValueError) as error:
-            raise BundleError(f"cannot be read: {error}", where=str(path)) from None
+            raise BundleError(f"cannot be read: {error}", where=str(path), cure=AGAIN) from None
         if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise BundleError("is not the manifest of a bundle", where=str(path))
+            raise BundleError("is not the manifest of a bundle", where=str(path), cure=AGAIN)
         if values.get("format_version") != FORMAT_VERSION:
             raise BundleError(
                 f"has bundle format {values.get('format_version')}, this k3tvm reads"
@@ -134,13 +135,30 @@ class Manifest:
                 cure="compile the checkpoint again with this version",
             )
         try:
-            return _parse(values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BundleError(
-                f"is damaged: {type(error).__name__} {error}",
-                where=str(path),
-                cure="compile the checkpoint again",
-            ) from None
+            manifest = _parse(values)
+            _check_plan(manifest)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise damaged(folder, f"{type(error).__name__} {error}") from None
+        return manifest
+
+
+def damaged(folder: Path, reason: str) -> BundleError:
+    """The error for a manifest that contradicts itself."""
+    return BundleError(f"is damaged: {reason}", where=str(folder / FILE), cure=AGAIN)
+
+
+def _check_plan(manifest: Manifest) -> None:
+    """ValueError unless there is code, and files and arrays stay in their places."""
+    if not manifest.code:
+        raise ValueError("no code")
+    files = (*(c.file for c in manifest.code), *manifest.params)
+    for path in (PurePosixPath(f.path) for f in files):
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{path} leaves the bundle")
+    sizes = {f.path: f.bytes for f in manifest.params}
+    for a in manifest.arrays if manifest.has_weights else ():
+        if a.offset < 0 or a.nbytes < 0 or a.offset + a.nbytes > sizes[a.file]:
+            raise ValueError(f"{a.name} leaves its file")
 
 
 def _parse(v: dict[str, Any]) -> Manifest:

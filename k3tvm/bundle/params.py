@@ -65,7 +65,8 @@ class ParamsWriter:
             journal = json.loads(self.journal_path.read_text())
         except (OSError, ValueError):
             return {}
-        return journal if isinstance(journal, dict) else {}
+        entries = journal.items() if isinstance(journal, dict) else ()
+        return {name: noted for name, noted in entries if isinstance(noted, dict)}
 
     def kept(self, unit: Unit) -> FileEntry | None:
         """The file of a unit if an earlier run finished it from the same origin, bit for bit."""
@@ -100,9 +101,15 @@ class ParamsWriter:
         part.write_text(json.dumps(self.journal))
         part.rename(self.journal_path)
 
-    def close(self) -> None:
-        """Remove the journal: the manifest takes over."""
-        self.journal_path.unlink(missing_ok=True)
+    def close(self, entries: Sequence[FileEntry]) -> None:
+        """Leave only the files of the bundle: the manifest takes over from the journal.
+
+        Another, interrupted run may have left files of layers that this model does not have.
+        """
+        known = {entry.path for entry in entries}
+        for path in self.folder.iterdir():
+            if f"{FOLDER}/{path.name}" not in known:
+                path.unlink()
 
 
 def _stream(unit: Unit, pieces_of: Callable[[ArrayEntry], Pieces]) -> Iterator[memoryview | bytes]:

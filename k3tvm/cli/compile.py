@@ -11,7 +11,7 @@ HELP = "compile a checkpoint into a bundle: library, parameters, manifest"
 EPILOG = """\
 targets:
   cpu            this machine's vector instructions
-  cpu:avx512     x86-64 with AVX-512 (F, BW, VL, DQ, VNNI)
+  cpu:avx512     x86-64 with AVX-512 (with VNNI and VBMI: Ice Lake, Zen 4 and newer)
   cpu:avx2       x86-64 with AVX2 and FMA
   cpu:portable   any x86-64
 

@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--chunk {args.chunk}: must be at least 1")
     out = Path(args.output)
     if not out.parent.is_dir():
-        raise UsageError("does not exist", where=str(out.parent), cure="create the folder first")
+        raise UsageError("is not a folder", where=str(out.parent), cure="create it first")
+    if out.is_dir():
+        raise UsageError("is a folder", where=str(out), cure="name a file with -o")
     engine = Engine.open(
         args.bundle, context=args.context, threads=args.threads, check=not args.no_check
     )

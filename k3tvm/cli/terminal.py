@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -57,16 +58,14 @@ def parse_ids(text: str | None, file: str | None) -> list[int]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot be read: {error}", where=file) from None
     words = (text or "").replace(",", " ").split()
-    try:
-        ids = [int(word) for word in words]
-    except ValueError:
-        bad = next(w for w in words if not w.lstrip("-").isdigit())
-        raise UsageError(
-            f"{bad!r} is not a token id", where="ids", cure="write them as 1,2,3"
-        ) from None
-    if not ids:
+    for word in words:
+        if not re.fullmatch(r"-?[0-9]{1,18}", word):
+            raise UsageError(
+                f"{word[:40]!r} is not a token id", where="ids", cure="write them as 1,2,3"
+            )
+    if not words:
         raise UsageError("there are no token ids", cure="give some with --ids or --ids-file")
-    return ids
+    return [int(word) for word in words]
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from k3tvm.bundle.manifest import (
     Manifest,
     StateEntry,
 )
-from k3tvm.bundle.params import ParamsWriter, Unit, sha256
+from k3tvm.bundle.params import FOLDER, ParamsWriter, Unit, sha256
 from k3tvm.checkpoint.checkpoint import Checkpoint
 from k3tvm.compiler.convert import pieces
 from k3tvm.compiler.formats import formats_of
@@ -86,13 +87,14 @@ def compile_checkpoint(
     profile = profile_of(options.target)
     say.step("reading the checkpoint")
     checkpoint = open_checkpoint(path, options.weights)
-    _check_output(out)
+    out = out.resolve()
+    partial = out.with_name(out.name + ".partial")
+    _check_output(out, partial)
     options = _with_context(options, checkpoint.config.max_position_embeddings)
     say.step("building the model")
     model = build_model(checkpoint.config, formats_of(checkpoint), options.activations)
     compiled = compile_module(model.module, model.operators, profile, options.dump, say.step)
-    partial = out.with_name(out.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
+    partial.mkdir(exist_ok=True)
     try:
         manifest = _fill(partial, checkpoint, model, compiled, profile, options, say)
     except K3Error:
@@ -115,7 +117,7 @@ def open_checkpoint(path: Path, weights: bool) -> Checkpoint:
     return checkpoint
 
 
-def _check_output(out: Path) -> None:
+def _check_output(out: Path, partial: Path) -> None:
     if out.exists() and not (out / FILE).is_file():
         raise BundleError(
             "exists and is not a bundle",
@@ -124,8 +126,18 @@ def _check_output(out: Path) -> None:
         )
     if not out.parent.is_dir():
         raise BundleError(
-            "does not exist", where=str(out.parent), cure="create it, or choose another with -o"
+            "is not a folder", where=str(out.parent), cure="create it, or choose another with -o"
         )
+    if partial.exists() and not (partial.is_dir() and _is_ours(partial)):
+        raise BundleError(
+            "stands where the bundle is prepared, and is not of an interrupted run",
+            where=str(partial),
+            cure="move it away, or choose another folder with -o",
+        )
+
+
+def _is_ours(partial: Path) -> bool:
+    return {p.name for p in partial.iterdir()} <= {"code", FOLDER, FILE, f"{FILE}.part"}
 
 
 def _with_context(options: Options, longest: int) -> Options:
@@ -157,6 +169,8 @@ def _fill(
     if options.weights:
         say.step("converting parameters")
         files = _write_params(folder, checkpoint, model.parameters, units, say)
+    elif (folder / FOLDER).exists():
+        shutil.rmtree(folder / FOLDER)  # of an interrupted run with weights
     states = tuple(StateEntry(a.name, a.shape, a.dtype) for a in model.states)
     manifest = Manifest(
         config=asdict(model.config),
@@ -177,7 +191,8 @@ def _fill(
 
 
 def _write_code(folder: Path, compiled: Compiled, profile: TargetProfile) -> CodeEntry:
-    (folder / "code").mkdir(exist_ok=True)
+    shutil.rmtree(folder / "code", ignore_errors=True)
+    (folder / "code").mkdir()
     path = folder / "code" / f"{profile.kind}.so"
     part = path.with_name(f"{profile.kind}.part.so")
     compiled.executable.export_library(str(part))
@@ -209,17 +224,16 @@ def _write_params(
         if entry:
             say.advance(unit.nbytes)
         files.append(entry or writer.write(unit, pieces_of, say.advance))
-    writer.close()
+    writer.close(files)
     return tuple(files)
 
 
 def _publish(partial: Path, out: Path) -> None:
     """Put the finished folder in place; an older bundle is removed only after that."""
-    if out.exists():
-        old = out.with_name(out.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
+    if not out.exists():
         partial.rename(out)
-        shutil.rmtree(old)
-    else:
-        partial.rename(out)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f"{out.name}.old-", dir=out.parent))
+    out.rename(aside / out.name)
+    partial.rename(out)
+    shutil.rmtree(aside)

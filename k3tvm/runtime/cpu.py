@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -11,11 +12,21 @@ from k3tvm.schedules.profile import Isa
 # Names as in the flags of /proc/cpuinfo; all of a level must be there.
 NEEDS: dict[Isa, frozenset[str]] = {
     "avx512": frozenset(
-        {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx2", "fma"}
+        {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi", "avx2", "fma"}
     ),
     "avx2": frozenset({"avx2", "fma"}),
     "portable": frozenset(),
 }
+
+
+def cores() -> int:
+    """Cores that this process may use; threads that share a core count once."""
+    usable = os.sched_getaffinity(0)
+    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    try:
+        return len({Path(siblings.format(cpu)).read_text() for cpu in usable})
+    except OSError:
+        return len(usable)
 
 
 @cache

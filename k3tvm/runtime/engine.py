@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from k3tvm._ffi import PINS
-from k3tvm.bundle.manifest import CodeEntry, Manifest
+from k3tvm.bundle.manifest import CodeEntry, Manifest, damaged
 from k3tvm.bundle.params import check_file, map_arrays
 from k3tvm.errors import BundleError, DeviceError
 from k3tvm.relax_models.config import ModelConfig
-from k3tvm.runtime.cpu import NEEDS, host_features
+from k3tvm.runtime.cpu import NEEDS, cores, host_features
 from k3tvm.runtime.health import BadLogits, first_place
 from k3tvm.runtime.machine import Machine, set_threads
 from k3tvm.runtime.memory import copy_in, numpy, share, zeros
@@ -21,7 +21,7 @@ from k3tvm.runtime.state import Snapshot, States
 
 Array = np.ndarray[Any, Any]
 Sequence4 = tuple[int, int, int, int]  # slot, first row, rows, position (operators.SEQS)
-CHUNK = 512  # tokens of one prefill call: long enough for matrix products, short for memory
+CHUNK = 256  # tokens of one prefill call: enough for matrix products, little memory
 
 
 class Engine:
@@ -33,7 +33,7 @@ class Engine:
 
     def __init__(self, folder: Path, manifest: Manifest, slots: int, context: int) -> None:
         self.folder, self.manifest = folder, manifest
-        self.config = ModelConfig(**_tuples(manifest.config))
+        self.config = _config(folder, manifest)
         self.arrays = map_arrays(folder, manifest.arrays)
         self.states = States(manifest.states, slots, context)
         self.health = zeros((manifest.sites, slots), "int32")
@@ -54,36 +54,35 @@ class Engine:
         """Open a bundle folder.
 
         slots, context: override what the bundle was compiled with. threads: of the kernels
-        (default: all cores). check: verify the hash of every file, not only its size. Raises
+        (default: all cores). check: verify the hash of parameter files, not only their size. Raises
         BundleError for a damaged or foreign bundle, DeviceError for a machine that cannot run it.
         """
         folder = Path(folder)
         manifest = Manifest.load(folder)
         _check_versions(folder, manifest)
-        _check_machine(manifest.code[0])
+        _check_machine(folder, manifest.code[0])
         if not manifest.has_weights:
             raise BundleError(
                 "was compiled with --no-weights and cannot be run",
                 where=str(folder),
                 cure="compile it again without --no-weights",
             )
-        for entry in (manifest.code[0].file, *manifest.params):
+        check_file(folder, manifest.code[0].file, content=True)
+        for entry in manifest.params:
             check_file(folder, entry, content=check)
-        if threads:
-            set_threads(threads)
-        return cls(folder, manifest, slots or manifest.slots, context or manifest.context)
+        # TVM's own default takes every second core for a hyper-thread, whether it is one or not
+        set_threads(cores() if threads is None else threads)
+        slots = manifest.slots if slots is None else slots
+        context = manifest.context if context is None else context
+        _check_room(slots, context, _config(folder, manifest).max_position_embeddings)
+        return cls(folder, manifest, slots, context)
 
     # --- computing ------------------------------------------------------------------------------
 
     def prefill(self, ids: Sequence[int] | Array, slot: int = 0, chunk: int = CHUNK) -> Array:
         """Read tokens into a slot; logits [vocab] after the last one."""
-        tokens = self._tokens(ids, slot)
-        logits = None
-        for start in range(0, len(tokens), chunk):
-            part = tokens[start : start + chunk]
+        for part in self._chunks(ids, slot, chunk):
             logits = self._call("prefill", part, self._one(slot, part))
-        if logits is None:
-            raise DeviceError("there are no tokens to read", cure="give at least one id")
         return logits[0]
 
     def logits(self, ids: Sequence[int] | Array, slot: int = 0, chunk: int = CHUNK) -> Array:
@@ -94,14 +93,10 @@ class Engine:
         self, ids: Sequence[int] | Array, slot: int = 0, chunk: int = CHUNK
     ) -> tuple[Array, dict[int, Array]]:
         """The same, and the experts [n, k] that each MoE layer chose, by layer (from 0)."""
-        tokens = self._tokens(ids, slot)
         rows, routing = [], []
-        for start in range(0, len(tokens), chunk):
-            part = tokens[start : start + chunk]
+        for part in self._chunks(ids, slot, chunk):
             rows.append(self._call("logits", part, self._one(slot, part)))
             routing.append(self.routing())
-        if not rows:
-            raise DeviceError("there are no tokens to read", cure="give at least one id")
         return np.concatenate(rows), joined(routing)
 
     def routing(self) -> dict[int, Array]:
@@ -113,6 +108,8 @@ class Engine:
         """Read one token into each of several slots; logits [len(slots), vocab]."""
         if len(ids) != len(slots) or len(set(slots)) != len(slots):
             raise DeviceError(f"{len(ids)} ids for slots {list(slots)}: one each is needed")
+        if not len(ids):
+            raise DeviceError("there are no tokens to read", cure="give at least one id")
         for token, slot in zip(ids, slots, strict=True):
             self._tokens([token], slot)
         seqs = [(s, row, 1, self.states.positions[s]) for row, s in enumerate(slots)]
@@ -120,6 +117,8 @@ class Engine:
 
     def _call(self, entry: str, tokens: Array, seqs: list[Sequence4]) -> Array:
         """Run an entry over rows; its logits. The experts are kept for `routing`."""
+        # flags of an earlier call whose logits were finite all the same would name a wrong place
+        self.health[:] = 0
         result, self._experts = self._invoke(self.machine, entry, tokens, seqs)
         logits = numpy(result)
         for slot, _, count, _ in seqs:
@@ -151,8 +150,16 @@ class Engine:
         place = first_place(self.health, bad[0])
         for slot in bad:
             self.states.reset(slot)
-        self.health[:] = 0
         raise BadLogits(place, tuple(bad), logits)
+
+    def _chunks(self, ids: Sequence[int] | Array, slot: int, chunk: int) -> list[Array]:
+        """The checked tokens of one request, `chunk` at a time; at least one token."""
+        tokens = self._tokens(ids, slot)
+        if chunk < 1:
+            raise DeviceError(f"chunk {chunk}: must be at least 1")
+        if not len(tokens):
+            raise DeviceError("there are no tokens to read", cure="give at least one id")
+        return [tokens[start : start + chunk] for start in range(0, len(tokens), chunk)]
 
     def _tokens(self, ids: Sequence[int] | Array, slot: int) -> Array:
         """Check ids and room; int32 [n]."""
@@ -199,23 +206,42 @@ def joined(routing: Sequence[dict[int, Array]]) -> dict[int, Array]:
     return {i: np.concatenate([r[i] for r in routing]) for i in routing[0]}
 
 
-def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+def _config(folder: Path, manifest: Manifest) -> ModelConfig:
     """JSON has no tuples; the configuration has no lists."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    items = manifest.config.items()
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in items}
+    try:
+        return ModelConfig(**values)
+    except TypeError as error:
+        raise damaged(folder, f"config: {error}") from None
 
 
 def _check_versions(folder: Path, manifest: Manifest) -> None:
-    for package, wanted in manifest.versions.items():
-        if PINS.get(package) != wanted:
+    for package, present in PINS.items():
+        wanted = manifest.versions.get(package, "an unknown version")
+        if present != wanted:
             raise BundleError(
-                f"was compiled with {package} {wanted}, this is {PINS.get(package)}",
+                f"was compiled with {package} {wanted}, this is {present}",
                 where=str(folder),
                 cure="compile the checkpoint again with this k3tvm",
             )
 
 
-def _check_machine(code: CodeEntry) -> None:
-    lacking = NEEDS[code.isa] - host_features()  # type: ignore[index]
+def _check_room(slots: int, context: int, longest: int) -> None:
+    if slots < 1 or context < 1:
+        raise DeviceError(f"{slots} slots, context {context}: both must be at least 1")
+    if context > longest:
+        raise DeviceError(
+            f"context {context} is more than the model's {longest} positions",
+            cure=f"use {longest} or less",
+        )
+
+
+def _check_machine(folder: Path, code: CodeEntry) -> None:
+    needs = {str(isa): features for isa, features in NEEDS.items()}
+    if code.isa not in needs:
+        raise damaged(folder, f"no instruction set is called {code.isa!r}")
+    lacking = needs[code.isa] - host_features()
     if lacking:
         raise DeviceError(
             f"this CPU lacks {', '.join(sorted(lacking))}, which {code.target} needs",

@@ -23,7 +23,7 @@ class BadLogits(NumericsError):
         super().__init__(
             f"logits are not finite; first seen in {place};"
             f" {many} {', '.join(map(str, slots))} reset",
-            cure="check the weights of that part (k3tvm verify names what differs)",
+            cure="check the weights of that part; if they are fine, please report this",
         )
         self.slots, self.logits = slots, logits
 

@@ -11,6 +11,7 @@ from k3tvm._ffi import load_runtime, tvm_ffi
 from k3tvm.errors import BundleError, DeviceError
 
 CPU, POOLED = 1, 2  # DLPack's device type; the allocator that keeps freed memory for reuse
+THREADS = "TVM_NUM_THREADS"
 Function = Callable[..., Any]
 
 
@@ -38,10 +39,15 @@ class Machine:
         self._vm["set_instrument"](tvm_ffi.convert(watch))
 
 
+def threads_in_use() -> int:
+    """How many threads kernels use; the same for all engines of a process."""
+    return int(os.environ.get(THREADS, "1"))
+
+
 def set_threads(threads: int) -> None:
     """Let kernels use this many threads from now on."""
     if threads < 1:
         raise DeviceError(f"{threads} threads: at least one is needed")
     load_runtime()
-    os.environ["TVM_NUM_THREADS"] = str(threads)
+    os.environ[THREADS] = str(threads)
     tvm_ffi.get_global_func("runtime.config_threadpool")(0, threads)

@@ -33,6 +33,8 @@ class Sampler:
             raise DeviceError(f"top-p {self.top_p}: must be above 0 and at most 1")
         if self.top_k < 0:
             raise DeviceError(f"top-k {self.top_k}: must be 0 (all) or more")
+        if self.seed < 0:
+            raise DeviceError(f"seed {self.seed}: must be 0 or more")
         self._random = np.random.default_rng(self.seed)
 
     def pick(self, logits: Array) -> int:
@@ -42,8 +44,9 @@ class Sampler:
         order = np.argsort(-logits, kind="stable")
         if self.top_k:
             order = order[: self.top_k]
-        scaled = logits[order].astype(np.float64) / self.temperature
-        p = np.exp(scaled - scaled[0])
+        best = logits[order].astype(np.float64)
+        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -infinity
+            p = np.exp((best - best[0]) / self.temperature)
         p /= p.sum()
         before = np.cumsum(p) - p
         kept = before < self.top_p  # always keeps the most likely one

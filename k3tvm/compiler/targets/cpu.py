@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from k3tvm.errors import TargetError
-from k3tvm.runtime.cpu import NEEDS, host_isa
+from k3tvm.runtime.cpu import NEEDS, cores, host_isa
 from k3tvm.schedules.profile import Isa, TargetProfile
 
 MCPU: dict[Isa, str] = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "portable": "x86-64"}
-MATTR: dict[Isa, tuple[str, ...]] = {"avx512": ("+avx512vnni",)}  # not part of x86-64-v4
+MATTR: dict[Isa, tuple[str, ...]] = {"avx512": ("+avx512vnni", "+avx512vbmi")}  # beyond v4
 
 
 def cpu_profile(variant: str = "") -> TargetProfile:
@@ -17,6 +15,6 @@ def cpu_profile(variant: str = "") -> TargetProfile:
     if variant and variant not in NEEDS:
         raise TargetError(f"target cpu:{variant}: not known; choose one of: {', '.join(NEEDS)}")
     isa = next((i for i in NEEDS if i == variant), None) or host_isa()
-    tasks = 8 * (os.cpu_count() or 1)
+    tasks = 8 * cores()
     mattr = MATTR.get(isa, ())
     return TargetProfile("cpu", f"cpu:{isa}", MCPU[isa], isa, mattr=mattr, tasks=tasks)
