@@ -58,7 +58,7 @@ class Operator:
     def key(self) -> str:
         """A name unique to this operator with these fields; the kernel's symbol in the library."""
         values = [getattr(self, f.name) for f in dataclasses.fields(self)]
-        words = [str(v) for v in values]
+        words = [str(v).replace("e+", "e") for v in values]  # else 1e+20 and 1e-20 become one
         return re.sub(r"[^a-z0-9_]+", "m", "_".join([self.name, *words]).lower())
 
 

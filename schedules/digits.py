@@ -29,7 +29,7 @@ GROUP = 32  # values that share a step: the MXFP4 group
 DIGITS = 3
 LARGEST = 127 * 65536  # of the fixed-point numbers, so that the top digit fits a byte
 OFFSET = 12  # u = 2*w + OFFSET
-AHEAD = 96  # words of 64 bytes that are asked for early: 6 KiB
+AHEAD = 192  # words of 64 bytes that are asked for early: 12 KiB
 CODES = tuple(OFFSET + c for c in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
 
 

@@ -178,10 +178,14 @@ def chunks(width: int, lanes: int = LANES) -> list[tuple[int, int]]:
 
 
 def prefetch(buffer: Buffer, *index: Expr | int) -> None:
-    """Ask for the cache line of an element; harmless past the end of the buffer."""
+    """Ask for the cache line of an element, into L2; harmless past the end of the buffer.
+
+    Into L1 it would compete with the loads for the few misses that L1 can have under way: measured
+    on Zen 4, one core streams MXFP4 weights at 27 GB/s this way and at 20 GB/s with L1 as target.
+    """
     address = T.address_of(buffer[tuple(int64(i) for i in index)])
     T.evaluate(
-        T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(3), T.int32(1))
+        T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(1), T.int32(1))
     )
 
 

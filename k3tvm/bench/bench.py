@@ -84,6 +84,7 @@ def _weights(array: ArrayEntry) -> int:
 def _warm_up(engine: Engine, prompt: Any) -> None:
     engine.reset()
     engine.prefill(prompt)
+    engine.reset()  # the context may have no room for more than the prompt
     for token in prompt[:4]:
         engine.decode([int(token)])
 

@@ -12,6 +12,10 @@ Runs ids through the bundle in one go, in chunks and step by step, and through t
 float64 and in the bundle's own precision. The bundle passes when its error is at most twice the
 error of the reference in that precision. Needs torch: pip install 'k3tvm[verify]'.
 
+examples:
+  k3tvm verify k3.bundle
+  k3tvm verify k3.bundle --ids 1,2,3 --json
+
 exit status: 0 within tolerance, 1 not
 """
 
@@ -46,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.ids is not None or args.ids_file is not None:
         ids = parse_ids(args.ids, args.ids_file)
-    elif args.tokens < 1:
-        raise UsageError(f"--tokens {args.tokens}: must be at least 1")
+    elif args.tokens < 1 or args.seed < 0:
+        what = f"--tokens {args.tokens}, --seed {args.seed}: at least 1 and 0 are needed"
+        raise UsageError(what)
     else:
         ids = random_ids(args.tokens, engine.config.vocab_size, args.seed)
     try:
