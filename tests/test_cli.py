@@ -35,7 +35,7 @@ def process(*args: str, cwd: Path, code: str = "") -> subprocess.CompletedProces
     """The command line in a process of its own; `code` runs after it."""
     program = "import sys; from k3tvm.cli.main import main; status = main(sys.argv[1:]); "
     command = [sys.executable, "-c", program + (code or "sys.exit(status)"), *args]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
@@ -174,7 +174,10 @@ def test_generate_stops_at_the_end_id_and_at_the_context(
 
 
 def test_verify_judges(
-    bundle: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bundle: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    one_thread: None,
 ) -> None:
     """0 within tolerance and 1 out of it, with the same figures as text and JSON."""
     assert main(["verify", bundle, "--tokens", "12", "--json"]) == 0

@@ -13,7 +13,7 @@ import numpy as np
 
 from k3tvm.bench.peaks import read_peak, sgemm_peak
 from k3tvm.bundle.manifest import ArrayEntry
-from k3tvm.runtime.engine import Engine
+from k3tvm.runtime.engine import CHUNK, Engine
 from k3tvm.runtime.machine import Machine, threads_in_use
 from k3tvm.schedules.layouts import ROWS
 
@@ -141,19 +141,22 @@ def _resident() -> int:
 
 
 def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
-    """Time of every kernel in one decode step and one prefill, longest first.
+    """Time of every kernel in a decode step and in a prefill, longest first.
 
-    Each row: entry, kernel, calls, microseconds of all calls together.
+    Each row: entry, kernel, calls per run, microseconds per run of all calls together (medians
+    over several runs). Watching costs time between kernels, not inside them.
     """
     rows = []
-    for entry, tokens in (("decode", 1), ("prefill", prompt)):
+    machine = Machine(engine.folder / engine.manifest.code[0].file.path)
+    stopwatch = _Stopwatch()
+    machine.instrument(stopwatch)
+    rng = np.random.default_rng(0)
+    for entry, tokens, runs in (("decode", 1, 16), ("prefill", min(prompt, CHUNK), 3)):
         engine.reset()
-        engine.prefill(np.zeros(tokens, np.int32))
-        engine.reset()
-        stopwatch = _Stopwatch()
-        machine = Machine(engine.folder / engine.manifest.code[0].file.path)
-        machine.instrument(stopwatch)
-        engine.run_on(machine, entry, np.zeros(tokens, np.int32))
+        for _ in range(runs):
+            stopwatch.begin()
+            ids = rng.integers(0, engine.config.vocab_size, tokens).astype(np.int32)
+            engine.run_on(machine, entry, ids)
         rows += stopwatch.rows(entry)
     engine.reset()
     return rows
@@ -163,18 +166,29 @@ class _Stopwatch:
     """Called by the virtual machine before and after every call; adds up kernel times by name."""
 
     def __init__(self) -> None:
-        self.times: dict[str, list[float]] = {}
+        self.runs: list[dict[str, list[float]]] = []
         self.start = 0.0
+
+    def begin(self) -> None:
+        """A new run begins."""
+        self.runs.append({})
 
     def __call__(self, function: Any, name: str, before: bool, result: Any, *args: Any) -> None:
         if before:
             self.start = time.perf_counter()
         elif not name.startswith("vm.builtin"):
-            self.times.setdefault(name, []).append(time.perf_counter() - self.start)
+            self.runs[-1].setdefault(name, []).append(time.perf_counter() - self.start)
 
     def rows(self, entry: str) -> list[dict[str, Any]]:
-        order = sorted(self.times.items(), key=lambda item: -sum(item[1]))
-        return [
-            {"entry": entry, "kernel": name, "calls": len(t), "microseconds": sum(t) * 1e6}
-            for name, t in order
+        """Medians over the runs so far, which are then forgotten."""
+        runs, self.runs = self.runs, []
+        rows: list[dict[str, Any]] = [
+            {
+                "entry": entry,
+                "kernel": name,
+                "calls": len(calls),
+                "microseconds": median(sum(run[name]) for run in runs) * 1e6,
+            }
+            for name, calls in runs[0].items()
         ]
+        return sorted(rows, key=lambda row: -float(row["microseconds"]))

@@ -16,7 +16,7 @@ from k3tvm.relax_models.config import ModelConfig
 from k3tvm.runtime.cpu import NEEDS, cores, host_features
 from k3tvm.runtime.health import BadLogits, first_place
 from k3tvm.runtime.machine import Machine, set_threads
-from k3tvm.runtime.memory import copy_in, numpy, share, zeros
+from k3tvm.runtime.memory import Inbox, numpy, share, share_all, zeros
 from k3tvm.runtime.state import Snapshot, States
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,9 @@ class Engine:
         self.states = States(manifest.states, slots, context)
         self.health = zeros((manifest.sites, slots), "int32")
         self._health = share(self.health)
-        self._weights = [share(a) for a in self.arrays]
+        self._weights = share_all(self.arrays)
+        self._states = share_all(self.states.arrays)
+        self._ids, self._rows = Inbox(()), Inbox((4,))
         self._experts: Any = ()
         self.machine = Machine(folder / manifest.code[0].file.path)
 
@@ -128,9 +130,8 @@ class Engine:
         return logits
 
     def _invoke(self, machine: Machine, entry: str, tokens: Array, seqs: list[Sequence4]) -> Any:
-        rows = copy_in(np.array(seqs, np.int32))
-        ids = copy_in(np.ascontiguousarray(tokens, np.int32))
-        return machine[entry](ids, rows, self._health, self.states.tensors, self._weights)
+        ids, rows = self._ids.put(tokens), self._rows.put(seqs)
+        return machine[entry](ids, rows, self._health, self._states, self._weights)
 
     def run_on(self, machine: Machine, entry: str, tokens: Array) -> None:
         """Run an entry on slot 0 by another machine (one that is watched)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,27 @@ def share(array: Array) -> Any:
     return tvm_ffi.from_dlpack(array, require_alignment=64, require_contiguous=True)
 
 
-def copy_in(array: Array) -> Any:
-    """A TVM tensor with a copy of a small array."""
-    copy = zeros(array.shape, array.dtype.str)
-    copy[...] = array
-    return share(copy)
+def share_all(arrays: Sequence[Array]) -> Any:
+    """The same memory as one TVM tuple of tensors."""
+    return tvm_ffi.convert([share(a) for a in arrays])
+
+
+class Inbox:
+    """Hands small int32 inputs to kernels: one buffer per number of rows, filled again each call."""
+
+    def __init__(self, row: tuple[int, ...]) -> None:
+        self.row = row
+        self._kept: dict[int, tuple[Array, Any]] = {}
+
+    def put(self, values: Any) -> Any:
+        """The values as a TVM tensor [n, *row], valid until the next `put` of as many rows."""
+        n = len(values)
+        if n not in self._kept:
+            array = zeros((n, *self.row), "int32")
+            self._kept = {n: (array, share(array))}
+        array, tensor = self._kept[n]
+        array[...] = values
+        return tensor
 
 
 def numpy(tensor: Any) -> Array:

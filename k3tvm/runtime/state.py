@@ -14,7 +14,7 @@ import numpy as np
 
 from k3tvm.bundle.manifest import StateEntry
 from k3tvm.errors import DeviceError
-from k3tvm.runtime.memory import share, zeros
+from k3tvm.runtime.memory import zeros
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +41,6 @@ class States:
         shapes = [tuple(d if isinstance(d, int) else sizes[d] for d in e.shape) for e in entries]
         self.arrays = [zeros(s, e.dtype) for s, e in zip(shapes, entries, strict=True)]
         self.by_token = ["cap" in e.shape for e in entries]
-        self.tensors = [share(a) for a in self.arrays]
         self.positions = [0] * slots
 
     @property
