@@ -34,7 +34,7 @@ def share_all(arrays: Sequence[Array]) -> Any:
 
 
 class Inbox:
-    """Hands small int32 inputs to kernels: one buffer per number of rows, filled again each call."""
+    """Hands small int32 inputs to kernels: one buffer, filled again at each call of as many rows."""
 
     def __init__(self, row: tuple[int, ...]) -> None:
         self.row = row
