@@ -33,12 +33,14 @@ class Factors:
 
 
 def new_softmax() -> Cells:
+    """Room for the running maximum and total of 16 pairs, cleared."""
     softmax = Cells(v.workspace((2, PAIRS)))
     clear_softmax(softmax)
     return softmax
 
 
 def clear_softmax(softmax: Cells) -> None:
+    """A softmax that has seen nothing: maximum minus infinity, total zero."""
     softmax.store(v.splat(LOWEST), BEST, 0)
     softmax.store(v.splat(0.0), SUM, 0)
 
@@ -145,6 +147,7 @@ def _each(t: Task, emit: Callable[[Any, Any, int], None]) -> None:
 
 
 def clear_sums(t: Task, sums: Cells) -> None:
+    """Set the weighted sums of a task's pairs to zero."""
     def clear(pair: Any, at: Any, lanes: int) -> None:
         sums.store(v.splat(0.0, lanes), pair, at, lanes=lanes)
 

@@ -34,7 +34,7 @@ def share_all(arrays: Sequence[Array]) -> Any:
 
 
 class Inbox:
-    """Hands small int32 inputs to kernels: one buffer, filled again at each call of as many rows."""
+    """Hands small int32 inputs to kernels: one buffer, filled again by each call."""
 
     def __init__(self, row: tuple[int, ...]) -> None:
         self.row = row
