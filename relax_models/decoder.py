@@ -100,18 +100,17 @@ class _Decoder:
         self.graph = Graph()
         self.built: dict[str, list[_Built]] = {}
         self.parameters: tuple[Parameter, ...] = ()
-        self.states: tuple[Arg, ...] = self._states()
+        self.bank_entries = self._blocks("step").bank_entries
+        self.layer_states = [self._states_of(i) for i in range(config.num_layers)]
+        self.states = tuple(state for states in self.layer_states for state in states)
 
     def _blocks(self, form: Form, layer: int = 0) -> Blocks:
         return Blocks(self.config, self.graph, self.format_of, self.act, form, layer)
 
-    def _states(self) -> tuple[Arg, ...]:
-        blocks = self._blocks("step")
-        states: list[Arg] = []
-        for i, kind in enumerate(self.config.layer_kinds):
-            kept = kda_states(blocks) if kind == "kda" else mla_states(blocks)
-            states += (replace(a, name=f"layers.{i}.{a.name}") for a in kept)
-        return tuple(states)
+    def _states_of(self, layer: int) -> list[Arg]:
+        """What one layer keeps between calls."""
+        states = kda_states if self.config.layer_kinds[layer] == "kda" else mla_states
+        return [replace(a, name=f"layers.{layer}.{a.name}") for a in states(self._blocks("step"))]
 
     # --- blocks ---------------------------------------------------------------------------------
 
@@ -140,12 +139,13 @@ class _Decoder:
         if half == "ffn":
             kind = self.config.ffn_kind(layer)
             return kind, dense_block if kind == "dense" else moe_block
-        kda, restart = self.config.layer_kinds[layer] == "kda", self._starts_block(layer)
+        kda, restart = self.config.layer_kinds[layer] == "kda", self.starts_block(layer)
         mixer = kda_mixer if kda else mla_mixer
         name = (f"kda_{form}" if kda else "mla") + ("_restart" if restart else "")
         return name, lambda blocks, stream: mixer(blocks, stream, restart)
 
-    def _starts_block(self, layer: int) -> bool:
+    def starts_block(self, layer: int) -> bool:
+        """Whether the stream enters the AttnRes bank at this layer and begins anew."""
         size = self.config.attn_res_block_size
         return bool(size) and layer % (size or 1) == 0
 
@@ -172,7 +172,7 @@ class _Decoder:
             if not every_row:
                 last = self.graph.call(LastRows(c.hidden_size), x.tensor, stream.seqs)
                 x = Slice(last, c.hidden_size)
-                scope.symbols["n"] = scope.dim("m")
+                scope.symbols["n"] = scope.dim("m")  # from here on a row is a sequence
             return blocks.linear("head", c.vocab_size, c.hidden_size, x, "lm_head").tensor
 
         return self._once("head_every_row" if every_row else "head", body)
@@ -219,7 +219,7 @@ class _Run:
         self.emit = decoder.graph.builder.emit
         ids = Arg("ids", ("m" if one_row else "n",), "int32")
         if one_row:
-            scope.symbols["n"] = scope.dim("m")
+            scope.symbols["n"] = scope.dim("m")  # as many rows as sequences
         self.ids, self.seqs, self.health = (scope.input(a) for a in (ids, SEQS, HEALTH))
         state_types = [scope.type_of(a) for a in decoder.states]
         weight_types = [scope.type_of(Arg(p.name, p.shape, p.dtype)) for p in decoder.parameters]
@@ -237,7 +237,7 @@ class _Run:
 
     def _bank(self) -> list[Expr]:
         """Room for the AttnRes bank and the inverse RMS of its entries."""
-        entries, width = self.decoder._blocks("step").bank_entries, self.decoder.config.hidden_size
+        entries, width = self.decoder.bank_entries, self.decoder.config.hidden_size
         if not entries:
             return []
         n = self.scope.dim("n")
@@ -261,13 +261,10 @@ class _Run:
                 return result
             self.routing.append(self.emit(relax.TupleGetItem(result, 1)))
             return self.emit(relax.TupleGetItem(result, 0))
-        kept = len(kda_states(self.decoder._blocks("step")) if c.layer_kinds[i] == "kda" else "1")
-        states = [next(self.states) for _ in range(kept)]
+        states = [next(self.states) for _ in self.decoder.layer_states[i]]
         result = self.call(function, stream, 2 * i, states)
-        if self.decoder._starts_block(i):
-            push = BankPush(
-                c.hidden_size, self.decoder._blocks("step").bank_entries, c.rms_norm_eps
-            )
+        if self.decoder.starts_block(i):
+            push = BankPush(c.hidden_size, self.decoder.bank_entries, c.rms_norm_eps)
             self.decoder.graph.call(push, stream, *self.bank, scalars=[self.count])
             self.count += 1
         return result
