@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -136,8 +136,9 @@ def _memory_facts(engine: Engine, peak: int) -> dict[str, Any]:
 
 
 def _resident() -> int:
-    """The most memory this process has had, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The most memory this process has had, in bytes (getrusage would begin with its parent's)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
