@@ -135,8 +135,9 @@ def matvec(
         low, middle, high = sums(loaded, x, row, block)
         value = v.cast(low + (middle << v.splat(8, dtype="int32")), "float32")
         value = v.fma(profile, v.cast(high, "float32"), v.splat(65536.0), value)
-        half_step = v.splat(v.load(x.half_step, row, block, lanes=1))
-        factor = scale_vector(scale, *lead, block, 0) * half_step
+        # the step first: times the weight scale it could underflow
+        value = value * v.splat(v.load(x.half_step, row, block, lanes=1))
+        factor = scale_vector(scale, *lead, block, 0)
         v.store(total, v.fma(profile, value, factor, v.load(total, 0)), 0)
     return v.let(v.load(total, 0))
 

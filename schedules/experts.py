@@ -18,14 +18,16 @@ from k3tvm.schedules.profile import TargetProfile
 from k3tvm.schedules.registry import reference, schedule
 from k3tvm.schedules.tiles import Weights, matmul, matvec, tile_of
 
-FEW = 4  # below this many rows of one expert the matvec is faster
+FEW = 4  # below this many rows of an expert, on average, the matvec is faster
 
 
 @dataclass(frozen=True)
 class _Inputs:
     """x of every (row, choice) pair in expert order: float32 [n*top_k, k], and maybe digits.
 
-    Digits are there when `few`, a condition in the kernel, says that experts have few rows.
+    Digits are there when `few`, a condition in the kernel, says that experts have few rows. It
+    looks at the number of rows alone, never at their routing: else a token could change the last
+    bits of another one by choosing the same expert.
     """
 
     values: Any
@@ -86,7 +88,7 @@ def _team(
     def finish(row: Any, g: int, value: Any) -> None:
         _finish(op, a, first + row, members[g], value)
 
-    with T.If(T.And(inputs.few, count < v.int64(FEW))):
+    with T.If(inputs.few):
         with T.Then():
             for g, lead in enumerate(leads):
                 with v.serial(count) as row:

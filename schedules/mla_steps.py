@@ -148,6 +148,7 @@ def _each(t: Task, emit: Callable[[Any, Any, int], None]) -> None:
 
 def clear_sums(t: Task, sums: Cells) -> None:
     """Set the weighted sums of a task's pairs to zero."""
+
     def clear(pair: Any, at: Any, lanes: int) -> None:
         sums.store(v.splat(0.0, lanes), pair, at, lanes=lanes)
 

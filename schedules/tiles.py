@@ -18,6 +18,7 @@ from k3tvm.schedules import vector as v
 from k3tvm.schedules.profile import TargetProfile
 
 Finish = Callable[[Any, int, Any], None]
+AHEAD = 12 * 1024  # bytes of weights that are asked for early
 CHAINS = 4  # independent sums per vector: covers the latency of the multiply-add
 
 
@@ -91,6 +92,7 @@ def _matvec_f32(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: Any
     sums = _zeros(CHAINS, v.LANES)
 
     def step(k: Any, chain: int) -> None:
+        v.prefetch(w.words, *lead, k + AHEAD // 64, 0)
         xk = v.splat(v.load(x, row, offset + k, lanes=1))
         _accumulate(w, sums[chain], v.load(w.words, *lead, k, 0), xk, v.LANES)
 
@@ -102,6 +104,8 @@ def _matvec_bf16(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: An
     low, high = _zeros(CHAINS, 8), _zeros(CHAINS, 8)
 
     def step(k: Any, chain: int) -> None:
+        if chain % 2 == 0:  # two k share a cache line
+            v.prefetch(w.words, *lead, k + AHEAD // 32, 0)
         word = v.let(v.load(w.words, *lead, k, 0, lanes=8))
         xk = v.let(v.splat(v.load(x, row, offset + k, lanes=1), 8))
         first, second = v.bf16_pair(word)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from k3tvm.relax_models.operators import ExpertLinear, WeightFormat
+from k3tvm.schedules.profile import TargetProfile
 from tests.kernels import expect, host_profiles, relative_error, run
 from tests.tolerances import tolerance
 from tests.weights import Weight, random_weight, share_of_magnitude
@@ -61,7 +62,7 @@ def magnitude(op: ExpertLinear, weight: Weight, given: dict[str, np.ndarray]) ->
     return rows.reshape(len(rows), -1)
 
 
-def check(op: ExpertLinear, profile, weight: Weight, chosen: np.ndarray) -> None:
+def check(op: ExpertLinear, profile: TargetProfile, weight: Weight, chosen: np.ndarray) -> None:
     given = inputs(op, weight, chosen)
     got, want = run(op, profile, given)["out"], expect(op, given)["out"]
     error = share_of_magnitude(got, want, magnitude(op, weight, given))
@@ -71,7 +72,9 @@ def check(op: ExpertLinear, profile, weight: Weight, chosen: np.ndarray) -> None
 @PROFILES
 @FORMATS
 @pytest.mark.parametrize("shape", SHAPES + ODD_K, ids=str)
-def test_every_pair_gets_its_expert(profile, fmt, shape):
+def test_every_pair_gets_its_expert(
+    profile: TargetProfile, fmt: WeightFormat, shape: tuple[int, int, int, int, bool]
+) -> None:
     """One token to forty: with 1 to 13 all experts are on the path for few rows, later some are."""
     if fmt == "mxfp4" and shape in ODD_K:
         pytest.skip("MXFP4 has groups of 32")
@@ -83,7 +86,9 @@ def test_every_pair_gets_its_expert(profile, fmt, shape):
 
 @PROFILES
 @FORMATS
-def test_experts_with_0_1_3_4_and_many_rows_in_one_call(profile, fmt):
+def test_experts_with_0_1_3_4_and_many_rows_in_one_call(
+    profile: TargetProfile, fmt: WeightFormat
+) -> None:
     """The borders of the paths, an expert without rows first, in the middle and last."""
     op = operator(fmt, *SHARED)
     weight = weight_of(op)
@@ -94,7 +99,7 @@ def test_experts_with_0_1_3_4_and_many_rows_in_one_call(profile, fmt):
 
 @PROFILES
 @FORMATS
-def test_f5_a_row_does_not_depend_on_its_company(profile, fmt):
+def test_f5_a_row_does_not_depend_on_its_company(profile: TargetProfile, fmt: WeightFormat) -> None:
     """The same tokens twice in one call: equal bits, whatever else their experts serve."""
     op, rng = operator(fmt, *SHARED), np.random.default_rng(3)
     weight, chosen = weight_of(op), choices(rng, op, 30)
@@ -106,7 +111,7 @@ def test_f5_a_row_does_not_depend_on_its_company(profile, fmt):
 
 @PROFILES
 @FORMATS
-def test_bfloat16_results_are_rounded(profile, fmt):
+def test_bfloat16_results_are_rounded(profile: TargetProfile, fmt: WeightFormat) -> None:
     op = replace(operator(fmt, 5, 2, 37, 64, True), act="bfloat16")
     weight, rng = weight_of(op), np.random.default_rng(4)
     for count in (1, 30):
@@ -120,7 +125,9 @@ def test_bfloat16_results_are_rounded(profile, fmt):
 @FORMATS
 @pytest.mark.parametrize("count", [2, 33])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_f11_a_bad_number_stays_bad_and_in_its_row(profile, fmt, count, bad):
+def test_f11_a_bad_number_stays_bad_and_in_its_row(
+    profile: TargetProfile, fmt: WeightFormat, count: int, bad: float
+) -> None:
     op = operator(fmt, 3, 2, 20, 64, False)
     weight, rng = weight_of(op), np.random.default_rng(5)
     given = inputs(op, weight, choices(rng, op, count))
@@ -134,7 +141,9 @@ def test_f11_a_bad_number_stays_bad_and_in_its_row(profile, fmt, count, bad):
 
 @PROFILES
 @FORMATS
-def test_f11_an_expert_that_nobody_chose_is_not_read(profile, fmt):
+def test_f11_an_expert_that_nobody_chose_is_not_read(
+    profile: TargetProfile, fmt: WeightFormat
+) -> None:
     """NaN weights of an idle expert do not reach anyone."""
     op, rng = operator(fmt, *SHARED), np.random.default_rng(6)
     weight = weight_of(op)

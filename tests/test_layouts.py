@@ -9,6 +9,7 @@ import pytest
 
 from k3tvm.relax_models.operators import ExpertLinear, Linear, Operator, WeightFormat, weight_args
 from k3tvm.schedules import layouts
+from k3tvm.schedules.profile import TargetProfile
 from tests.kernels import host_profiles, run
 from tests.weights import mxfp4_weight, pack_codes, random_weight
 
@@ -24,14 +25,15 @@ ONE = 127  # the scale byte of 2^0
 
 @SHAPES
 @pytest.mark.parametrize("dtype", ["float32", "uint16", "codes", "scales"])
-def test_packing_has_an_exact_inverse(lead, rows, k, dtype):
+def test_packing_has_an_exact_inverse(lead: tuple[int, ...], rows: int, k: int, dtype: str) -> None:
     """Every bit comes back, for rows that fill no block and with leading dimensions."""
-    pack, unpack, width, kind = {
+    layouts_of: dict[str, tuple[Any, Any, int, Any]] = {
         "float32": (layouts.pack_float32, layouts.unpack_float32, k, np.uint32),
         "uint16": (layouts.pack_bfloat16, layouts.unpack_bfloat16, k, np.uint16),
         "codes": (layouts.pack_mxfp4, layouts.unpack_mxfp4, k // 2, np.uint8),
         "scales": (layouts.pack_scales, layouts.unpack_scales, k // 32, np.uint8),
-    }[dtype]
+    }
+    pack, unpack, width, kind = layouts_of[dtype]
     top = np.iinfo(kind).max
     raw = np.random.default_rng(rows).integers(0, top, (*lead, rows, width), kind, endpoint=True)
     packed = pack(raw.view(np.float32) if dtype == "float32" else raw)
@@ -42,14 +44,16 @@ def test_packing_has_an_exact_inverse(lead, rows, k, dtype):
 
 @SHAPES
 @pytest.mark.parametrize("fmt", ["float32", "bfloat16", "mxfp4"])
-def test_packed_shapes_are_those_that_the_operators_declare(lead, rows, k, fmt: WeightFormat):
+def test_packed_shapes_are_those_that_the_operators_declare(
+    lead: tuple[int, ...], rows: int, k: int, fmt: WeightFormat
+) -> None:
     arrays = random_weight(np.random.default_rng(0), fmt, lead, rows, k).arrays
     declared = {a.name: (a.shape, a.dtype) for a in weight_args("weight", lead, rows, k, fmt)}
     assert {n: (a.shape, a.dtype.name) for n, a in arrays.items()} == declared
 
 
 @pytest.mark.parametrize("rows", [1, 15, 17])
-def test_rows_are_padded_with_zeros(rows):
+def test_rows_are_padded_with_zeros(rows: int) -> None:
     """A kernel computes whole blocks, so garbage in the padding could raise a NaN."""
     packed = layouts.pack_float32(np.ones((rows, 5), np.float32))
     padded = layouts.unpack_float32(packed, packed.shape[0] * layouts.ROWS)
@@ -64,7 +68,9 @@ def one_expert(op: ExpertLinear, rows: int) -> dict[str, np.ndarray]:
     return {"chosen": chosen, "first": np.array([0, 0, rows], np.int32), "order": order}
 
 
-def product(op: Operator, profile: Any, packed: np.ndarray, scales: np.ndarray, x: np.ndarray):
+def product(
+    op: Operator, profile: TargetProfile, packed: np.ndarray, scales: np.ndarray, x: np.ndarray
+) -> np.ndarray:
     """x times an MXFP4 matrix through the kernel of `op`."""
     weight = mxfp4_weight(packed, scales).arrays
     if isinstance(op, ExpertLinear):
@@ -73,7 +79,7 @@ def product(op: Operator, profile: Any, packed: np.ndarray, scales: np.ndarray, 
     return run(op, profile, {"x": x} | weight)["out"]
 
 
-def in_calls_of(rows: int, op: Operator, profile: Any, *args: np.ndarray) -> np.ndarray:
+def in_calls_of(rows: int, op: Operator, profile: TargetProfile, *args: np.ndarray) -> np.ndarray:
     """The product taken `rows` rows of x at a time: few take another path than many."""
     packed, scales, x = args
     parts = [product(op, profile, packed, scales, x[i : i + rows]) for i in range(0, len(x), rows)]
@@ -90,7 +96,9 @@ def operators(rows: int, k: int) -> list[Operator]:
 @PROFILES
 @pytest.mark.parametrize("op", operators(40, 64), ids=lambda op: op.name)
 @pytest.mark.parametrize("rows", [2, 64])
-def test_f13_every_code_at_every_place_is_its_number(profile, op, rows):
+def test_f13_every_code_at_every_place_is_its_number(
+    profile: TargetProfile, op: Operator, rows: int
+) -> None:
     """One-hot rows read the matrix: all codes at all 64 places of two groups, in every lane."""
     codes = (np.arange(64) + np.arange(40)[:, None]).astype(np.uint8) % 16
     scales = np.full((40, 2), ONE, np.uint8)
@@ -101,7 +109,9 @@ def test_f13_every_code_at_every_place_is_its_number(profile, op, rows):
 @PROFILES
 @pytest.mark.parametrize("op", operators(255 * 16, 32), ids=lambda op: op.name)
 @pytest.mark.parametrize("rows", [2, 32])
-def test_f14_every_scale_times_every_code_is_exact(profile, op, rows):
+def test_f14_every_scale_times_every_code_is_exact(
+    profile: TargetProfile, op: Operator, rows: int
+) -> None:
     """255 scales x 16 codes, each alone in a row at a place of its own, times 1.0.
 
     A scale is 2^(byte - 127), byte 0 the subnormal 2^-127. Products beyond float32 (bytes 253 and

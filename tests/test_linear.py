@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from k3tvm.relax_models.operators import Linear, WeightFormat
+from k3tvm.schedules.profile import TargetProfile
 from tests.kernels import expect, host_profiles, relative_error, run
 from tests.tolerances import tolerance
 from tests.weights import Weight, random_weight, share_of_magnitude
@@ -50,7 +51,9 @@ def magnitude(op: Linear, weight: Weight, given: dict[str, np.ndarray]) -> np.nd
     )
 
 
-def error(op: Linear, profile, weight: Weight, given: dict[str, np.ndarray]) -> float:
+def error(
+    op: Linear, profile: TargetProfile, weight: Weight, given: dict[str, np.ndarray]
+) -> float:
     got, want = run(op, profile, given)["out"], expect(op, given)["out"]
     return share_of_magnitude(got, want, magnitude(op, weight, given))
 
@@ -58,7 +61,9 @@ def error(op: Linear, profile, weight: Weight, given: dict[str, np.ndarray]) -> 
 @PROFILES
 @FORMATS
 @pytest.mark.parametrize("shape", SHAPES + ODD_K, ids=str)
-def test_product_sums_for_1_to_40_rows(profile, fmt, shape):
+def test_product_sums_for_1_to_40_rows(
+    profile: TargetProfile, fmt: WeightFormat, shape: tuple[int, int, int, int]
+) -> None:
     """F4 as well: one row, two, and the border between the paths for few and many."""
     if fmt == "mxfp4" and shape in ODD_K:
         pytest.skip("MXFP4 has groups of 32")
@@ -73,7 +78,7 @@ def test_product_sums_for_1_to_40_rows(profile, fmt, shape):
 @PROFILES
 @FORMATS
 @pytest.mark.parametrize("k", [1024, 4096])
-def test_the_error_does_not_grow_with_k(profile, fmt, k):
+def test_the_error_does_not_grow_with_k(profile: TargetProfile, fmt: WeightFormat, k: int) -> None:
     op = operator(fmt, 48, k)
     weight = weight_of(op, k)
     for count in (1, 13):
@@ -84,7 +89,9 @@ def test_the_error_does_not_grow_with_k(profile, fmt, k):
 @PROFILES
 @FORMATS
 @pytest.mark.parametrize("exact_rows", [0, 20])
-def test_bfloat16_rounds_all_but_the_exact_rows(profile, fmt, exact_rows):
+def test_bfloat16_rounds_all_but_the_exact_rows(
+    profile: TargetProfile, fmt: WeightFormat, exact_rows: int
+) -> None:
     """Router logits stay float32; each sum with an addend is rounded again (spec. 3.6b)."""
     op = replace(operator(fmt, 37, 64, addends=0 if exact_rows else 2), act="bfloat16")
     op = replace(op, exact_rows=exact_rows)
@@ -102,7 +109,7 @@ def test_bfloat16_rounds_all_but_the_exact_rows(profile, fmt, exact_rows):
 
 @PROFILES
 @FORMATS
-def test_f5_a_row_does_not_depend_on_its_company(profile, fmt):
+def test_f5_a_row_does_not_depend_on_its_company(profile: TargetProfile, fmt: WeightFormat) -> None:
     """Within one path a row's bits are the same alone or among others, wherever it stands."""
     op = operator(fmt, 35, 96, 2)
     weight = weight_of(op)
@@ -121,7 +128,9 @@ def test_f5_a_row_does_not_depend_on_its_company(profile, fmt):
 @FORMATS
 @pytest.mark.parametrize("count", [2, 9])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_f11_a_bad_number_stays_bad_and_in_its_row(profile, fmt, count, bad):
+def test_f11_a_bad_number_stays_bad_and_in_its_row(
+    profile: TargetProfile, fmt: WeightFormat, count: int, bad: float
+) -> None:
     op = operator(fmt, 35, 96, 2)
     weight = weight_of(op)
     given = inputs(op, count, weight)
@@ -137,7 +146,9 @@ def test_f11_a_bad_number_stays_bad_and_in_its_row(profile, fmt, count, bad):
 @PROFILES
 @FORMATS
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-12, 1e12, 1e30])
-def test_any_size_of_x_keeps_the_relative_error(profile, fmt, size):
+def test_any_size_of_x_keeps_the_relative_error(
+    profile: TargetProfile, fmt: WeightFormat, size: float
+) -> None:
     op = operator(fmt, 35, 96, 2)
     weight = weight_of(op)
     for count in (1, 9):
@@ -148,7 +159,9 @@ def test_any_size_of_x_keeps_the_relative_error(profile, fmt, size):
 
 @PROFILES
 @FORMATS
-def test_columns_outside_of_the_slice_are_not_read(profile, fmt):
+def test_columns_outside_of_the_slice_are_not_read(
+    profile: TargetProfile, fmt: WeightFormat
+) -> None:
     op = operator(fmt, 35, 96, 2)
     weight = weight_of(op)
     for count in (1, 9):

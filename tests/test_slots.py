@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def count_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     seen: list[int] = []
     invoke = engine._invoke
 
-    def counted(machine, entry, tokens, seqs):
+    def counted(machine: Any, entry: str, tokens: np.ndarray, seqs: Any) -> Any:
         seen.append(len(tokens))
         return invoke(machine, entry, tokens, seqs)
 
@@ -191,7 +192,7 @@ def test_unusable_requests_are_refused_and_change_nothing(engine: Engine) -> Non
     calls: list[tuple[str, Callable[[], object]]] = [
         ("outside of the vocabulary", lambda: engine.prefill([vocab])),
         ("outside of the vocabulary", lambda: engine.decode([-1])),
-        ("integers", lambda: engine.prefill([1.5])),
+        ("integers", lambda: engine.prefill(np.array([1.5]))),
         ("no tokens", lambda: engine.prefill([])),
         ("no tokens", lambda: engine.logits([])),
         ("do not fit the context", lambda: engine.prefill([1] * CONTEXT)),

@@ -15,6 +15,7 @@ from typing import Any
 from k3tvm.errors import DeviceError
 
 READ_BYTES = 512 << 20  # many times any cache
+AHEAD = 192  # cache lines that are asked for early, as the kernels do
 TASKS = 256  # parts of the data; every thread gets consecutive ones
 REPEATS = 6
 
@@ -92,6 +93,7 @@ def _read_kernel(rows: int) -> Any:
                 v.store(a, v.splat(0.0), 0)
             with v.serial(part // 8) as i:
                 for j, a in enumerate(acc):
+                    v.prefetch(data, task * part + i * 8 + (j + AHEAD), 0)
                     v.store(a, v.load(a, 0) + v.load(data, task * part + i * 8 + j, 0), 0)
             total = v.load(acc[0], 0)
             for a in acc[1:]:
