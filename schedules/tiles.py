@@ -18,8 +18,8 @@ from k3tvm.schedules import vector as v
 from k3tvm.schedules.profile import TargetProfile
 
 Finish = Callable[[Any, int, Any], None]
-AHEAD = 12 * 1024  # bytes of weights that are asked for early
 CHAINS = 4  # independent sums per vector: covers the latency of the multiply-add
+SLICE = 128  # length of one such sum before it is added to the total
 
 
 @dataclass(frozen=True)
@@ -72,48 +72,64 @@ def _accumulate(w: Weights, acc: Any, a: Any, b: Any, lanes: int) -> None:
     v.store(acc, v.fma(w.profile, a, b, v.load(acc, 0, lanes=lanes), lanes), 0, lanes=lanes)
 
 
-def _total(sums: list[Any], lanes: int) -> Any:
+def _drain(sums: list[Any], total: Any, lanes: int) -> None:
+    """total += the sums, which begin again at zero."""
     values = [v.load(s, 0, lanes=lanes) for s in sums]
     while len(values) > 1:
         values = [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
-    return v.let(values[0])
+    v.store(total, v.load(total, 0, lanes=lanes) + values[0], 0, lanes=lanes)
+    for s in sums:
+        v.store(s, v.splat(0.0, lanes), 0, lanes=lanes)
 
 
-def _unrolled(k: int, step: Callable[[Any, int], None]) -> None:
-    """step(k, chain) for all k, `CHAINS` at a time, the rest one by one."""
-    with v.serial(k // CHAINS) as i:
-        for c in range(CHAINS):
-            step(i * CHAINS + c, c)
-    for c in range(k % CHAINS):
-        step(k // CHAINS * CHAINS + c, c)
+def _in_slices(
+    k: int, step: Callable[[Any, int], None], groups: list[tuple[list[Any], Any]], lanes: int
+) -> None:
+    """step(k, chain) for all k; after every slice each group's sums are drained into its total.
+
+    Short sums keep rounding errors from piling up; a slice is long enough to cost nothing.
+    """
+    slice_length = SLICE * CHAINS
+
+    def run(start: Any, count: int) -> None:
+        with v.serial(count // CHAINS) as i:
+            for c in range(CHAINS):
+                step(start + i * CHAINS + c, c)
+        for c in range(count % CHAINS):
+            step(start + (count // CHAINS * CHAINS + c), c)
+        for sums, total in groups:
+            _drain(sums, total, lanes)
+
+    with v.serial(k // slice_length) as s:
+        run(s * slice_length, slice_length)
+    if k % slice_length:
+        run(v.int64(k // slice_length * slice_length), k % slice_length)
 
 
 def _matvec_f32(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: Any) -> Any:
-    sums = _zeros(CHAINS, v.LANES)
+    sums, (total,) = _zeros(CHAINS, v.LANES), _zeros(1, v.LANES)
 
     def step(k: Any, chain: int) -> None:
-        v.prefetch(w.words, *lead, k + AHEAD // 64, 0)
         xk = v.splat(v.load(x, row, offset + k, lanes=1))
         _accumulate(w, sums[chain], v.load(w.words, *lead, k, 0), xk, v.LANES)
 
-    _unrolled(w.k, step)
-    return _total(sums, v.LANES)
+    _in_slices(w.k, step, [(sums, total)], v.LANES)
+    return v.let(v.load(total, 0))
 
 
 def _matvec_bf16(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: Any) -> Any:
     low, high = _zeros(CHAINS, 8), _zeros(CHAINS, 8)
+    totals = _zeros(2, 8)
 
     def step(k: Any, chain: int) -> None:
-        if chain % 2 == 0:  # two k share a cache line
-            v.prefetch(w.words, *lead, k + AHEAD // 32, 0)
         word = v.let(v.load(w.words, *lead, k, 0, lanes=8))
         xk = v.let(v.splat(v.load(x, row, offset + k, lanes=1), 8))
         first, second = v.bf16_pair(word)
         _accumulate(w, low[chain], first, xk, 8)
         _accumulate(w, high[chain], second, xk, 8)
 
-    _unrolled(w.k, step)
-    return v.let(v.concat(_total(low, 8), _total(high, 8), 8))
+    _in_slices(w.k, step, [(low, totals[0]), (high, totals[1])], 8)
+    return v.let(v.concat(*(v.load(t, 0, lanes=8) for t in totals), 8))
 
 
 def _matvec_mxfp4(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: Any) -> Any:
