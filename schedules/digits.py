@@ -67,10 +67,8 @@ def quantise(
     """Write row `row` of the digits; `load(at)` gives 16 values of x from `at` on."""
     with v.serial(k // GROUP) as block:
         halves = [v.let(load(block * GROUP + h * v.LANES)) for h in (0, 1)]
-        step = _step(halves)
-        # 0 for numbers; NaN for NaN and infinity, which integers would turn into numbers
-        poison = v.reduce_add(v.let(halves[0] * v.splat(0.0) + halves[1] * v.splat(0.0)))
-        v.store(out.half_step, step * T.float32(0.5) + poison, row, block, lanes=1)
+        step, half_step = _step(halves)
+        v.store(out.half_step, half_step, row, block, lanes=1)
         inverse = v.splat(v.let(T.float32(1.0) / step))
         numbers = [
             v.let(v.cast(v.float_intrinsic("nearbyint", v.LANES, x * inverse), "int32"))
@@ -87,13 +85,21 @@ def quantise(
             ]
 
 
-def _step(halves: list[Any]) -> Any:
-    """The least power of two with max|x| <= LARGEST * step; a tiny one when all are zero."""
-    sizes = [v.float_intrinsic("fabs", v.LANES, x) for x in halves]
-    largest = T.max(v.reduce_max(T.max(*sizes)), T.float32(1e-30))
-    bits = v.bits(largest * T.float32(1.0 / LARGEST), "uint32", 1)
-    up = T.bitwise_and(bits + T.uint32(0x7FFFFF), T.uint32(0xFF800000))
-    return v.let(v.bits(up, "float32", 1))
+def _step(halves: list[Any]) -> tuple[Any, Any]:
+    """The least power of two with max|x| <= LARGEST * step (a tiny one for zeros), and its half.
+
+    The half is NaN when x holds NaN or infinity, which integers would turn into numbers. Sizes are
+    compared as integers: the bits of NaN and infinity are larger than those of any number.
+    """
+    sign_off = v.splat(0x7FFFFFFF, dtype="int32")
+    sizes = [T.bitwise_and(v.bits(x, "int32"), sign_off) for x in halves]
+    bits = v.reduce_int("smax", v.let(T.max(*sizes)))
+    largest = T.max(v.bits(bits, "float32", 1), T.float32(1e-30))
+    scaled = v.bits(largest * T.float32(1.0 / LARGEST), "uint32", 1)
+    up = T.bitwise_and(scaled + T.uint32(0x7FFFFF), T.uint32(0xFF800000))
+    step = v.let(v.bits(up, "float32", 1))
+    nan = v.bits(T.uint32(0x7FC00000), "float32", 1)
+    return step, T.Select(bits < T.int32(0x7F800000), step * T.float32(0.5), nan)
 
 
 def _low(number: Any) -> Any:
@@ -103,15 +109,14 @@ def _low(number: Any) -> Any:
 
 
 def _start(profile: TargetProfile, lows: list[Any]) -> Any:
+    """-12 times the sum of a digit over the group, as the integer sums begin with it."""
     both = v.let(lows[0] + lows[1])
     if profile.isa == "avx512":
         return v.reduce_add(both) * T.int32(-OFFSET)
     # AVX2 sums the byte pairs (0, 1) and (2, 3) of every four apart, in 16 bits each
-    mask = T.Shuffle([T.int32(i % 4 < 2) for i in range(v.LANES)], list(range(v.LANES)))
-    first = v.let(v.reduce_add(v.let(both * mask)) * T.int32(-OFFSET))
-    second = v.let(
-        v.reduce_add(v.let(both * (v.splat(1, dtype="int32") - mask))) * T.int32(-OFFSET)
-    )
+    four = v.fold_add(both, v.LANES, 4)
+    pairs = [v.reduce_add(v.let(T.Shuffle([four], [i, i + 1])), 2) for i in (0, 2)]
+    first, second = (v.let(p * T.int32(-OFFSET)) for p in pairs)
     return T.bitwise_or(T.bitwise_and(first, T.int32(0xFFFF)), second << T.int32(16))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,23 +16,10 @@ from k3tvm.schedules.digits import Digits
 from k3tvm.schedules.numerics import round_to, unpack_weight
 from k3tvm.schedules.profile import TargetProfile
 from k3tvm.schedules.registry import reference, schedule
+from k3tvm.schedules.spans import along
 from k3tvm.schedules.tiles import Weights, matmul, matvec, tile_of
 
 FEW = 4  # below this many rows of an expert, on average, the matvec is faster
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """x of every (row, choice) pair in expert order: float32 [n*top_k, k], and maybe digits.
-
-    Digits are there when `few`, a condition in the kernel, says that experts have few rows. It
-    looks at the number of rows alone, never at their routing: else a token could change the last
-    bits of another one by choosing the same expert.
-    """
-
-    values: Any
-    digits: Digits | None
-    few: Any
 
 
 @reference(ExpertLinear)
@@ -50,14 +37,65 @@ def expert_linear_reference(op: ExpertLinear, args: Any) -> dict[str, np.ndarray
 
 
 @schedule(
-    ExpertLinear, "cpu", "threads share the rows of every expert; matvec or decoded tiles each"
+    ExpertLinear, "cpu", "threads share the rows of every expert; few rows: matvec, many: tiles"
 )
 def expert_linear_cpu(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace) -> None:
-    """Every thread does its share of the blocks of all experts, so uneven routing costs nothing."""
+    """The choice of the path looks at the number of rows alone, never at their routing.
+
+    Else a token could change the last bits of another one by choosing the same expert.
+    """
     weights = Weights(op.fmt, op.k, p, a.weight, getattr(a, "weight_scale", None))
-    inputs = _gather(op, p, a)
-    blocks = -(-op.rows // v.LANES)
-    height = tile_of(p).blocks
+    with T.If(a.n * op.top_k < v.int64(FEW * op.experts)):
+        with T.Then():
+            _few(op, p, a, weights)
+        with T.Else():
+            _many(op, p, a, weights)
+
+
+def _few(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace, weights: Weights) -> None:
+    """Every block of an expert against one row after the other, in digits where there are some."""
+    split = _digits(op, p, a) if op.fmt == "mxfp4" and digits.uses_digits(p) else None
+
+    def value(lead: tuple[Any, ...], row: Any, choice: Any) -> Any:
+        if split:
+            at = v.let(row * op.top_k + choice) if op.per_choice else row
+            return digits.matvec(p, a.weight, a.weight_scale, lead, split, at, op.k)
+        return matvec(weights, lead, a.x, row, _offset(op, choice))
+
+    def team(expert: Any, first: Any, count: Any, members: list[Any]) -> None:
+        for block in members:
+            with v.serial(count) as i:
+                row, choice = _pair(op, a, first + i)
+                _finish(op, a, row, choice, block, value((expert, block), row, choice))
+
+    _for_teams(op, p, a, team)
+
+
+def _many(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace, weights: Weights) -> None:
+    """Teams of blocks against all rows of an expert, which are copied together first."""
+    inputs = _gather(op, a)
+
+    def team(expert: Any, first: Any, count: Any, members: list[Any]) -> None:
+        def finish(i: Any, g: int, value: Any) -> None:
+            _finish(op, a, *_pair(op, a, first + i), members[g], value)
+
+        leads = [(expert, block) for block in members]
+        matmul(weights, leads, inputs, first, count, a.n, v.int64(0), finish)
+
+    _for_teams(op, p, a, team)
+
+
+def _for_teams(
+    op: ExpertLinear,
+    p: TargetProfile,
+    a: SimpleNamespace,
+    team: Callable[[Any, Any, Any, list[Any]], None],
+) -> None:
+    """team(expert, first pair, pairs, blocks) for all blocks of all experts that are chosen.
+
+    Every thread does its share of the blocks of each expert, so uneven routing costs nothing.
+    """
+    blocks, height = -(-op.rows // v.LANES), tile_of(p).blocks
     teams = -(-blocks // height)
     share = max(1, teams // p.tasks)  # teams per task: long enough runs for the prefetcher
     with v.parallel(-(-teams // share)) as task, v.serial(op.experts) as expert:
@@ -65,67 +103,41 @@ def expert_linear_cpu(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace) ->
         count = v.let(v.cast(v.load(a.first, expert + 1, lanes=1), "int64", 1) - first)
         with T.If(count > v.int64(0)), T.Then():
             stop = v.let(T.min((task + 1) * share, v.int64(teams)))
-            with v.serial_range(v.let(task * share), stop) as team:
-                _team(op, a, weights, inputs, expert, first, count, team * height)
+            with v.serial_range(v.let(task * share), stop) as t:
+                # a team past the last block repeats it and writes the same values again
+                last = v.int64(blocks - 1)
+                members = [v.let(T.min(t * height + g, last)) for g in range(height)]
+                team(expert, first, count, members)
 
 
-def _team(
-    op: ExpertLinear,
-    a: SimpleNamespace,
-    weights: Weights,
-    inputs: _Inputs,
-    expert: Any,
-    first: Any,
-    count: Any,
-    block: Any,
-) -> None:
-    """One team of blocks of one expert against all its rows."""
-    blocks, height = -(-op.rows // v.LANES), tile_of(weights.profile).blocks
-    # a team past the last block repeats it and writes the same values again
-    members = [v.let(T.min(block + g, v.int64(blocks - 1))) for g in range(height)]
-    leads = [(expert, b) for b in members]
-
-    def finish(row: Any, g: int, value: Any) -> None:
-        _finish(op, a, first + row, members[g], value)
-
-    with T.If(inputs.few):
-        with T.Then():
-            for g, lead in enumerate(leads):
-                with v.serial(count) as row:
-                    finish(row, g, _matvec(weights, lead, inputs, first + row))
-        with T.Else():
-            matmul(weights, leads, inputs.values, first, count, a.n, v.int64(0), finish)
+def _offset(op: ExpertLinear, choice: Any) -> Any:
+    """Where the input of a choice begins in a row of x."""
+    return v.let(op.x_offset + choice * op.k) if op.per_choice else v.int64(op.x_offset)
 
 
-def _matvec(weights: Weights, lead: tuple[Any, ...], inputs: _Inputs, row: Any) -> Any:
-    """One block times one pair's input: in digits where there are some."""
-    if inputs.digits is None:
-        return matvec(weights, lead, inputs.values, row, v.int64(0))
-    w = weights
-    return digits.matvec(w.profile, w.words, w.scale, lead, inputs.digits, row, w.k)
+def _digits(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace) -> Digits:
+    """x in digits: one row per pair, or per row of x when the choices share it."""
+    choices = op.top_k if op.per_choice else 1
+    split = digits.allocate(a.n * choices, op.k)
+    with v.parallel(a.n * choices) as i:
+        row, choice = v.let(i // choices), v.let(i % choices)
+        offset = _offset(op, choice)
+        digits.quantise(p, split, i, op.k, lambda at: v.load(a.x, row, offset + at))
+    return split
 
 
-def _gather(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace) -> _Inputs:
-    """Copy the rows of x together, expert by expert, and split them into digits if few."""
-    pairs = v.let(a.n * op.top_k)
+def _gather(op: ExpertLinear, a: SimpleNamespace) -> Any:
+    """x of every (row, choice) pair in expert order: float32 [n * top_k, k]."""
     values = v.workspace([a.n * op.top_k, op.k])
-    in_digits = op.fmt == "mxfp4" and digits.uses_digits(p)
-    split = digits.allocate(a.n * op.top_k, op.k) if in_digits else None
-    few = v.let(pairs < v.int64(FEW * op.experts))
     with v.parallel(a.n * op.top_k) as i:
         row, choice = _pair(op, a, i)
-        offset = v.let(op.x_offset + (choice * op.k if op.per_choice else v.int64(0)))
-        whole = op.k // v.LANES
-        with v.serial(whole) as j:
-            at = j * v.LANES
-            v.store(values, v.load(a.x, row, offset + at), i, at)
-        for at, lanes in v.chunks(op.k - whole * v.LANES):
-            at += whole * v.LANES
+        offset = _offset(op, choice)
+
+        def copy(at: Any, lanes: int) -> None:
             v.store(values, v.load(a.x, row, offset + at, lanes=lanes), i, at, lanes=lanes)
-        if split:
-            with T.If(few), T.Then():
-                digits.quantise(p, split, i, op.k, lambda at: v.load(values, i, at))
-    return _Inputs(values, split, few)
+
+        along(op.k, copy)
+    return values
 
 
 def _pair(op: ExpertLinear, a: SimpleNamespace, i: Any) -> tuple[Any, Any]:
@@ -135,9 +147,10 @@ def _pair(op: ExpertLinear, a: SimpleNamespace, i: Any) -> tuple[Any, Any]:
     return v.let(pair // op.top_k), v.let(pair % op.top_k)
 
 
-def _finish(op: ExpertLinear, a: SimpleNamespace, i: Any, block: Any, value: Any) -> None:
-    """Store one block of results of the i-th pair; only real rows in the last block."""
-    row, choice = _pair(op, a, i)
+def _finish(
+    op: ExpertLinear, a: SimpleNamespace, row: Any, choice: Any, block: Any, value: Any
+) -> None:
+    """Store one block of results of a pair; only real rows in the last block."""
     value = v.let(v.rounded(op.act, value))
     column = v.let(choice * op.rows + block * v.LANES)
     tail = op.rows % v.LANES

@@ -129,7 +129,12 @@ def bits(value: Expr, dtype: str, lanes: int = LANES) -> Expr:
 
 def reduce_add(value: Expr, lanes: int = LANES) -> Expr:
     """Sum of the lanes, pairwise (halves added until one is left)."""
-    while lanes > 1:
+    return fold_add(value, lanes, 1)
+
+
+def fold_add(value: Expr, lanes: int, left: int) -> Expr:
+    """Halves added until `left` lanes are left: lane i is the sum of lanes i, i + left, ..."""
+    while lanes > left:
         half = lanes // 2
         low = T.Shuffle([value], list(range(half)))
         high = T.Shuffle([value], list(range(half, lanes)))
