@@ -129,7 +129,8 @@ def _matvec_bf16(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: An
         _accumulate(w, high[chain], second, xk, 8)
 
     _in_slices(w.k, step, [(low, totals[0]), (high, totals[1])], 8)
-    return v.let(v.concat(*(v.load(t, 0, lanes=8) for t in totals), 8))
+    first, second = (v.load(t, 0, lanes=8) for t in totals)
+    return v.let(v.concat(first, second, 8))
 
 
 def _matvec_mxfp4(w: Weights, lead: tuple[Any, ...], x: Any, row: Any, offset: Any) -> Any:

@@ -28,31 +28,50 @@ class Plan:
 
 
 def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure; the machine's limits are taken before and after every round, the best counts."""
-    threads = threads_in_use()
-    code = engine.manifest.code[0]
+    """Measure. Memory bandwidth of shared machines drifts, so every round takes the limits right
+    beside the speeds, the better of before and after; shares are medians of the rounds' shares.
+    """
+    threads, target = threads_in_use(), engine.manifest.code[0].target
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, engine.config.vocab_size, plan.prompt)
     _warm_up(engine, prompt)
-    prefill, decode, reads, gemms = [], [], [], []
+    rounds = []
     for i in range(plan.rounds):
         say(f"round {i + 1} of {plan.rounds}")
-        reads.append(read_peak(code.target, threads))
-        gemms.append(sgemm_peak(threads))
-        prefill.append(_time_prefill(engine, prompt))
-        decode.append(_time_decode(engine, plan.tokens, rng))
-    reads.append(read_peak(code.target, threads))
+        rounds.append(_round(engine, plan, prompt, rng, target, threads))
     peak_memory = _resident()
     say("timing kernels")
     return {
         "threads": threads,
-        "target": code.target,
-        "machine": {"read_bytes_per_s": max(reads), "sgemm_flops": max(gemms)},
-        "prefill": _prefill_facts(engine, plan, median(prefill), max(gemms)),
-        "decode": _decode_facts(engine, plan, median(decode), max(reads)),
+        "target": target,
+        "machine": {
+            "read_bytes_per_s": median(r.read for r in rounds),
+            "sgemm_flops": median(r.sgemm for r in rounds),
+        },
+        "prefill": _prefill_facts(engine, plan, rounds),
+        "decode": _decode_facts(engine, plan, rounds),
         "memory": _memory_facts(engine, peak_memory),
         "kernels": kernel_table(engine, plan.prompt),
     }
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: tokens per second, and the machine's limits beside them."""
+
+    prefill: float
+    decode: float
+    read: float
+    sgemm: float
+
+
+def _round(engine: Engine, plan: Plan, prompt: Any, rng: Any, target: str, threads: int) -> Round:
+    sgemm = sgemm_peak(threads)
+    prefill = _time_prefill(engine, prompt)
+    sgemm = max(sgemm, sgemm_peak(threads))
+    read = read_peak(target, threads)
+    decode = _time_decode(engine, plan.tokens, rng)
+    return Round(prefill, decode, max(read, read_peak(target, threads)), sgemm)
 
 
 def touched_bytes(engine: Engine) -> int:
@@ -106,24 +125,26 @@ def _time_decode(engine: Engine, tokens: int, rng: Any) -> float:
     return tokens / (time.perf_counter() - start)
 
 
-def _prefill_facts(engine: Engine, plan: Plan, rate: float, peak: float) -> dict[str, Any]:
-    flops = prefill_flops(engine, plan.prompt) / plan.prompt * rate
+def _prefill_facts(engine: Engine, plan: Plan, rounds: list[Round]) -> dict[str, Any]:
+    per_token = prefill_flops(engine, plan.prompt) / plan.prompt
+    rate = median(r.prefill for r in rounds)
     return {
         "prompt_tokens": plan.prompt,
         "tokens_per_s": rate,
-        "flops": flops,
-        "share_of_sgemm_peak": flops / peak,
+        "flops": per_token * rate,
+        "share_of_sgemm_peak": median(per_token * r.prefill / r.sgemm for r in rounds),
     }
 
 
-def _decode_facts(engine: Engine, plan: Plan, rate: float, peak: float) -> dict[str, Any]:
+def _decode_facts(engine: Engine, plan: Plan, rounds: list[Round]) -> dict[str, Any]:
     touched = touched_bytes(engine)
+    rate = median(r.decode for r in rounds)
     return {
         "tokens": plan.tokens,
         "tokens_per_s": rate,
         "bytes_per_token": touched,
         "bytes_per_s": touched * rate,
-        "share_of_read_bandwidth": touched * rate / peak,
+        "share_of_read_bandwidth": median(touched * r.decode / r.read for r in rounds),
     }
 
 
