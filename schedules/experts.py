@@ -56,19 +56,17 @@ def _few(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace, weights: Weight
     """Every block of an expert against one row after the other, in digits where there are some."""
     split = _digits(op, p, a) if op.fmt == "mxfp4" and digits.uses_digits(p) else None
 
-    def value(lead: tuple[Any, ...], row: Any, choice: Any, following: Any) -> Any:
+    def value(lead: tuple[Any, ...], row: Any, choice: Any) -> Any:
         if split:
             at = v.let(row * op.top_k + choice) if op.per_choice else row
-            return digits.matvec(p, a.weight, a.weight_scale, lead, split, at, op.k, following)
+            return digits.matvec(p, a.weight, a.weight_scale, lead, split, at, op.k)
         return matvec(weights, lead, a.x, row, _offset(op, choice))
 
-    def team(expert: Any, pairs: tuple[Any, Any], members: list[Any], following: Any) -> None:
-        first, count = pairs
-        for g, block in enumerate(members):
-            behind = v.let(following + (len(members) - 1 - g))
+    def team(expert: Any, first: Any, count: Any, members: list[Any]) -> None:
+        for block in members:
             with v.serial(count) as i:
                 row, choice = _pair(op, a, first + i)
-                _finish(op, a, row, choice, block, value((expert, block), row, choice, behind))
+                _finish(op, a, row, choice, block, value((expert, block), row, choice))
 
     _for_teams(op, p, a, team)
 
@@ -77,9 +75,7 @@ def _many(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace, weights: Weigh
     """Teams of blocks against all rows of an expert, which are copied together first."""
     inputs = _gather(op, a)
 
-    def team(expert: Any, pairs: tuple[Any, Any], members: list[Any], following: Any) -> None:
-        first, count = pairs
-
+    def team(expert: Any, first: Any, count: Any, members: list[Any]) -> None:
         def finish(i: Any, g: int, value: Any) -> None:
             _finish(op, a, *_pair(op, a, first + i), members[g], value)
 
@@ -93,11 +89,10 @@ def _for_teams(
     op: ExpertLinear,
     p: TargetProfile,
     a: SimpleNamespace,
-    team: Callable[[Any, tuple[Any, Any], list[Any], Any], None],
+    team: Callable[[Any, Any, Any, list[Any]], None],
 ) -> None:
-    """team(expert, (first pair, pairs), blocks, following) for all blocks of all chosen experts.
+    """team(expert, first pair, pairs, blocks) for all blocks of all experts that are chosen.
 
-    `following` blocks of the same expert are this thread's too, and come next.
     Every thread does its share of the blocks of each expert, so uneven routing costs nothing.
     """
     blocks, height = -(-op.rows // v.LANES), tile_of(p).blocks
@@ -112,7 +107,7 @@ def _for_teams(
                 # a team past the last block repeats it and writes the same values again
                 last = v.int64(blocks - 1)
                 members = [v.let(T.min(t * height + g, last)) for g in range(height)]
-                team(expert, (first, count), members, v.let((stop - 1 - t) * height))
+                team(expert, first, count, members)
 
 
 def _offset(op: ExpertLinear, choice: Any) -> Any:
