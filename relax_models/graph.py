@@ -11,6 +11,7 @@ from k3tvm.relax_models.operators import Arg, Dim, Operator
 from k3tvm.relax_models.parameters import Parameter
 
 Expr = Any  # relax.Expr
+MAX_ROWS = 256  # of one call: enough for matrix products, little memory for activations
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,13 @@ class Graph:
     def function(self, name: str, body: Callable[[Scope], Expr], private: bool) -> Function:
         """Build a function: `body` declares inputs and weights, emits calls, returns the result.
 
-        Its parameters are the inputs, then the weights, in order of declaration.
+        Its parameters are the inputs, then the weights, in order of declaration. No call has more
+        than MAX_ROWS rows: with that bound memory is planned ahead, and intermediate tensors whose
+        lives do not overlap share it.
         """
         self.scope = scope = Scope()
-        with self.builder.function(name, private=private):
+        bound = {"tir_var_upper_bound": {"n": MAX_ROWS, "m": MAX_ROWS}}
+        with self.builder.function(name, attrs=bound, private=private):
             result = body(scope)
             weights = [var for var, _ in scope.weights]
             self.builder.emit_func_output(result, [*scope.inputs, *weights])

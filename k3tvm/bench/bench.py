@@ -13,7 +13,7 @@ import numpy as np
 
 from k3tvm.bench.peaks import read_peak, sgemm_peak
 from k3tvm.bundle.manifest import ArrayEntry
-from k3tvm.runtime.engine import CHUNK, Engine
+from k3tvm.runtime.engine import Engine
 from k3tvm.runtime.machine import Machine, threads_in_use
 from k3tvm.schedules.layouts import ROWS
 
@@ -173,7 +173,8 @@ def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
     stopwatch = _Stopwatch()
     machine.instrument(stopwatch)
     rng = np.random.default_rng(0)
-    for entry, tokens, runs in (("decode", 1, 16), ("prefill", min(prompt, CHUNK), 3)):
+    rows_at_once = min(prompt, engine.manifest.max_rows)
+    for entry, tokens, runs in (("decode", 1, 16), ("prefill", rows_at_once, 3)):
         engine.reset()
         for _ in range(runs):
             stopwatch.begin()

@@ -86,7 +86,8 @@ class CodeEntry:
 class Manifest:
     """The manifest. `activations` is the dtype between kernels; `config` the ModelConfig fields.
 
-    `params` is empty for a bundle of code only.
+    `params` is empty for a bundle of code only. `max_rows`: tokens of one call at most, which
+    bounds the memory of activations.
     """
 
     config: dict[str, Any]
@@ -96,6 +97,7 @@ class Manifest:
     params: tuple[FileEntry, ...]
     states: tuple[StateEntry, ...]
     sites: int
+    max_rows: int
     slots: int
     context: int
     source: str

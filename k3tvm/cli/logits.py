@@ -45,7 +45,7 @@ def register(subparsers: Any) -> None:
     )
     add_engine(parser)
     add_ids(parser)
-    parser.add_argument("--chunk", metavar="N", type=int, default=512, help="ids per call (512)")
+    parser.add_argument("--chunk", metavar="N", type=int, help="ids per call (256, the most)")
     parser.add_argument("--step", action="store_true", help="one id at a time, by decode")
     parser.add_argument("--all", action="store_true", help="logits after every id")
     parser.add_argument("-o", "--output", metavar="OUT.npy", required=True)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from k3tvm.runtime.engine import Engine
 
     ids = parse_ids(args.ids, args.ids_file)
-    if args.chunk < 1:
+    if args.chunk is not None and args.chunk < 1:
         raise UsageError(f"--chunk {args.chunk}: must be at least 1")
     out = Path(args.output)
     if not out.parent.is_dir():

@@ -27,6 +27,7 @@ from k3tvm.compiler.plan import plan_units
 from k3tvm.compiler.targets import profile_of
 from k3tvm.errors import BundleError, CheckpointError, K3Error
 from k3tvm.relax_models.decoder import Model, build_model
+from k3tvm.relax_models.graph import MAX_ROWS
 from k3tvm.relax_models.operators import Activation
 from k3tvm.relax_models.parameters import Parameter
 from k3tvm.schedules.profile import TargetProfile
@@ -180,6 +181,7 @@ def _fill(
         params=files,
         states=states,
         sites=model.sites,
+        max_rows=MAX_ROWS,
         slots=options.slots,
         context=options.context or 0,
         source=checkpoint.path.name,

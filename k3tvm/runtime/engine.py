@@ -21,7 +21,6 @@ from k3tvm.runtime.state import Snapshot, States
 
 Array = np.ndarray[Any, Any]
 Sequence4 = tuple[int, int, int, int]  # slot, first row, rows, position (operators.SEQS)
-CHUNK = 256  # tokens of one prefill call: enough for matrix products, little memory
 
 
 class Engine:
@@ -81,18 +80,18 @@ class Engine:
 
     # --- computing ------------------------------------------------------------------------------
 
-    def prefill(self, ids: Sequence[int] | Array, slot: int = 0, chunk: int = CHUNK) -> Array:
+    def prefill(self, ids: Sequence[int] | Array, slot: int = 0, chunk: int | None = None) -> Array:
         """Read tokens into a slot; logits [vocab] after the last one."""
         for part in self._chunks(ids, slot, chunk):
             logits = self._call("prefill", part, self._one(slot, part))
         return logits[0]
 
-    def logits(self, ids: Sequence[int] | Array, slot: int = 0, chunk: int = CHUNK) -> Array:
+    def logits(self, ids: Sequence[int] | Array, slot: int = 0, chunk: int | None = None) -> Array:
         """Read tokens into a slot; logits [n, vocab] after each of them."""
         return self.logits_and_routing(ids, slot, chunk)[0]
 
     def logits_and_routing(
-        self, ids: Sequence[int] | Array, slot: int = 0, chunk: int = CHUNK
+        self, ids: Sequence[int] | Array, slot: int = 0, chunk: int | None = None
     ) -> tuple[Array, dict[int, Array]]:
         """The same, and the experts [n, k] that each MoE layer chose, by layer (from 0)."""
         rows, routing = [], []
@@ -114,6 +113,8 @@ class Engine:
             raise DeviceError("there are no tokens to read", cure="give at least one id")
         for token, slot in zip(ids, slots, strict=True):
             self._tokens([token], slot)
+        if len(slots) > self.manifest.max_rows:
+            raise DeviceError(f"{len(slots)} slots: at most {self.manifest.max_rows} at once")
         seqs = [(s, row, 1, self.states.positions[s]) for row, s in enumerate(slots)]
         return self._call("decode", np.asarray(ids, np.int32), seqs)
 
@@ -153,8 +154,10 @@ class Engine:
             self.states.reset(slot)
         raise BadLogits(place, tuple(bad), logits)
 
-    def _chunks(self, ids: Sequence[int] | Array, slot: int, chunk: int) -> list[Array]:
+    def _chunks(self, ids: Sequence[int] | Array, slot: int, chunk: int | None) -> list[Array]:
         """The checked tokens of one request, `chunk` at a time; at least one token."""
+        most = self.manifest.max_rows
+        chunk = most if chunk is None else min(chunk, most)
         tokens = self._tokens(ids, slot)
         if chunk < 1:
             raise DeviceError(f"chunk {chunk}: must be at least 1")
