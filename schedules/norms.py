@@ -56,7 +56,8 @@ def rms_norm_reference(op: RmsNorm, args: Any) -> dict[str, np.ndarray]:
     """weight * round(x / sqrt(mean(x^2) + eps)), rounded."""
     x = args.x.astype(np.float64)
     ms = np.mean(x * x, axis=-1, keepdims=True)
-    out = round_to(op.act, args.weight * round_to(op.act, x / np.sqrt(ms + op.eps)))
+    with np.errstate(invalid="ignore"):  # infinity over infinity is the NaN that is wanted
+        out = round_to(op.act, args.weight * round_to(op.act, x / np.sqrt(ms + op.eps)))
     bad = ~np.isfinite(ms[:, 0])
     return {"out": out, "health": flag_rows(args.seqs, bad, args.site, args.health)}
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -211,19 +212,36 @@ def test_f8_a_fault_in_the_last_shard_leaves_nothing(
 ) -> None:
     """An MXFP4 scale of 255, found while the last layer is converted: the old bundle stays."""
     name = "language_model.model.layers.6.block_sparse_moe.experts.9.w2.weight_scale"
-    info = Checkpoint.open(checkpoint).tensors[name]
     out = tmp_path / "out"
     compile_checkpoint(checkpoint, out, Options())
     before = contents(out)
-    at = info.shard.read_bytes().index(bytes(Checkpoint.open(checkpoint).tensor(name)))
-    with info.shard.open("r+b") as file:
-        file.seek(at + 17)
-        file.write(b"\xff")
+    overwrite(checkpoint, name, 17, b"\xff")
     with pytest.raises(CheckpointError, match="255") as caught:
         compile_checkpoint(checkpoint, out, Options())
     assert name in str(caught.value)
     assert contents(out) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint", "out"]
+
+
+def overwrite(checkpoint: Path, name: str, at: int, data: bytes) -> None:
+    """Change bytes of one tensor in its shard."""
+    opened = Checkpoint.open(checkpoint)
+    shard = opened.tensors[name].shard
+    start = shard.read_bytes().index(opened.tensor(name).tobytes())
+    with shard.open("r+b") as file:
+        file.seek(start + at)
+        file.write(data)
+
+
+def test_f11_a_router_bias_that_is_no_number_is_refused(
+    checkpoint: Path, tmp_path: Path, no_kernels: None
+) -> None:
+    """At run time it would only silence its expert: every logit stays finite."""
+    name = "language_model.model.layers.3.block_sparse_moe.gate.e_score_correction_bias"
+    overwrite(checkpoint, name, 8, struct.pack("<f", float("nan")))
+    with pytest.raises(CheckpointError, match="not finite") as caught:
+        compile_checkpoint(checkpoint, tmp_path / "out", Options())
+    assert name in str(caught.value)
 
 
 # --- where a bundle is written --------------------------------------------------------------------

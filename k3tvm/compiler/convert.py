@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from k3tvm.checkpoint import a_log
+from k3tvm.errors import CheckpointError
 from k3tvm.relax_models.parameters import Parameter, Recipe
 from k3tvm.schedules import layouts
 
@@ -33,12 +34,12 @@ def pieces(source: TensorSource, p: Parameter) -> Iterator[Array]:
 
 
 def _vector(source: TensorSource, p: Parameter) -> Iterator[Array]:
-    yield source.tensor(p.sources[0]).reshape(-1).astype(np.float32)
+    yield _finite(source.tensor(p.sources[0]).reshape(-1).astype(np.float32), p)
 
 
 def _product(source: TensorSource, p: Parameter) -> Iterator[Array]:
     norm, proj = (source.tensor(s).reshape(-1).astype(np.float32) for s in p.sources)
-    yield norm * proj
+    yield _finite(norm * proj, p)
 
 
 def _exp_heads(source: TensorSource, p: Parameter) -> Iterator[Array]:
@@ -103,6 +104,17 @@ RECIPES: dict[Recipe, Callable[[TensorSource, Parameter], Iterator[Array]]] = {
     "expert_rows": _expert_rows,
     "zeros": _zeros,
 }
+
+
+def _finite(vector: Array, p: Parameter) -> Array:
+    """The vector, or CheckpointError: a router bias with NaN would silence an expert unnoticed."""
+    if not np.isfinite(vector).all():
+        raise CheckpointError(
+            "has values that are not finite",
+            where=" x ".join(p.sources),
+            cure="the tensor is damaged, fetch its shard again",
+        )
+    return vector
 
 
 def _matrix(source: TensorSource, stem: str, p: Parameter) -> Array:
