@@ -1,4 +1,4 @@
-"""Our reference against implementations that nobody here wrote (`pytest -m oracle`).
+"""Our reference and bundles against programs that nobody here wrote (`pytest -m oracle`).
 
 What the peers do differently, and who is right, stands in docs/peers.md.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from k3tvm.checkpoint.example import write_example
 from k3tvm.reference import Reference
 from k3tvm.relax_models.config import ModelConfig
+from tests.bundles import Bundles
 from tests.oracle.written import write
 from tests.reference_checks import nmse, random_ids
 from tests.reference_models import CONFIGS, K3, LINEAR, random_tensors
@@ -118,3 +120,24 @@ def test_transformers_normalises_a_single_expert(tmp_path, transformers_peer):
 def test_a_folder_written_by_the_tests_opens_as_a_checkpoint(tmp_path, name):
     ours, ids = stored_reference(tmp_path, CONFIGS[name]), random_ids(CONFIGS[name], 10)
     assert torch.equal(Reference.from_checkpoint(tmp_path).forward(ids)[0], ours.forward(ids)[0])
+
+
+@pytest.mark.parametrize("preset", ["k3-tiny", "k3-dense-tiny", "k3-pruned-tiny"])
+def test_a_compiled_bundle_agrees_with_mlx_lm(bundles, mlx_peer, preset):
+    """The bundle itself, without our reference in between: prompt by prefill, the rest decoded."""
+    assert compiled_error(bundles, mlx_peer, preset) <= tolerance("oracle_float32")
+
+
+def test_a_compiled_bundle_agrees_with_transformers(bundles, transformers_peer):
+    assert compiled_error(bundles, transformers_peer, "kimi-linear-tiny") <= tolerance(
+        "oracle_float32"
+    )
+
+
+def compiled_error(bundles: Bundles, theirs, preset: str) -> float:
+    """NMSE of a bundle's logits against the peer's."""
+    engine = bundles.engine(preset)
+    ids = random_ids(engine.config, LENGTH)
+    rows = [engine.logits(ids[:PROMPT]), *(engine.decode([i]) for i in ids[PROMPT:])]
+    want = theirs.logits(theirs.load(bundles.checkpoint(preset)), ids, PROMPT)
+    return nmse(torch.from_numpy(np.concatenate(rows)), want)
