@@ -11,6 +11,7 @@ import hashlib
 import json
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,12 @@ def check_file(folder: Path, entry: FileEntry, content: bool) -> None:
         raise BundleError(f"has {size} bytes, not {entry.bytes}", where=str(path), cure=cure)
     if content and sha256(path) != entry.sha256:
         raise BundleError("has another content than its hash says", where=str(path), cure=cure)
+
+
+def check_files(folder: Path, entries: Sequence[FileEntry], content: bool) -> None:
+    """`check_file` for several files, side by side: hashing is most of the time of opening."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda entry: check_file(folder, entry, content), entries))
 
 
 def map_arrays(folder: Path, arrays: Sequence[ArrayEntry]) -> list[np.ndarray[Any, Any]]:

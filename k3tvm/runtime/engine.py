@@ -10,7 +10,7 @@ import numpy as np
 
 from k3tvm._ffi import PINS
 from k3tvm.bundle.manifest import CodeEntry, Manifest, damaged
-from k3tvm.bundle.params import check_file, map_arrays
+from k3tvm.bundle.params import check_file, check_files, map_arrays
 from k3tvm.errors import BundleError, DeviceError
 from k3tvm.relax_models.config import ModelConfig
 from k3tvm.runtime.cpu import NEEDS, cores, host_features
@@ -69,8 +69,7 @@ class Engine:
                 cure="compile it again without --no-weights",
             )
         check_file(folder, manifest.code[0].file, content=True)
-        for entry in manifest.params:
-            check_file(folder, entry, content=check)
+        check_files(folder, manifest.params, content=check)
         # TVM's own default takes every second core for a hyper-thread, whether it is one or not
         set_threads(cores() if threads is None else threads)
         slots = manifest.slots if slots is None else slots
