@@ -20,9 +20,10 @@ from k3tvm.bundle.params import ParamsWriter, sha256
 from k3tvm.checkpoint import Checkpoint
 from k3tvm.compare.restore import BundleTensors
 from k3tvm.compiler import compile as compiler
+from k3tvm.compiler.alone import alone
 from k3tvm.compiler.compile import Options, compile_checkpoint
 from k3tvm.compiler.pipeline import Compiled
-from k3tvm.errors import BundleError, CheckpointError, DeviceError
+from k3tvm.errors import BundleError, CheckpointError, DeviceError, TargetError
 from k3tvm.runtime import engine as engine_module
 from k3tvm.runtime.engine import Engine
 from tests.bundles import Bundles
@@ -280,6 +281,40 @@ def test_room_that_the_model_does_not_have_is_refused(checkpoint: Path, tmp_path
             compile_checkpoint(checkpoint, tmp_path / "out", options)
 
 
+def test_two_runs_do_not_write_one_bundle(
+    checkpoint: Path, tmp_path: Path, no_kernels: None
+) -> None:
+    """The second one is refused and leaves the first one's work alone."""
+    (tmp_path / "out.partial").mkdir()
+    with alone(tmp_path / "out.partial"):
+        with pytest.raises(BundleError, match="another run"):
+            compile_checkpoint(checkpoint, tmp_path / "out", Options())
+        assert (tmp_path / "out.partial").is_dir()
+    compile_checkpoint(checkpoint, tmp_path / "out", Options())
+    assert Engine.open(tmp_path / "out").position() == 0
+
+
+def test_linking_is_asked_about_first(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a compiler at once; with one that fails, in one line."""
+    for name in ("CXX", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        with pytest.raises(TargetError, match="no C.. compiler"):
+            compile_checkpoint(checkpoint, tmp_path / "out", Options())
+    monkeypatch.setattr(compiler, "compile_module", lambda *args: Compiled(Unlinkable(), ()))
+    with pytest.raises(TargetError, match="cannot be linked: g.. failed"):
+        compile_checkpoint(checkpoint, tmp_path / "out", Options())
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+
+
+class Unlinkable:
+    def export_library(self, path: str) -> None:
+        raise RuntimeError("g++ failed")
+
+
 # --- loading (F28) --------------------------------------------------------------------------------
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -298,6 +333,22 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "no code": ("damaged", lambda b: edit(b, lambda m: m["code"].clear())),
     "isa": ("damaged", lambda b: edit(b, lambda m: m["code"][0].update(isa="sse9"))),
     "beyond": ("damaged", lambda b: edit(b, lambda m: m["arrays"][3].update(offset=10**9))),
+    "slots": ("slots is 'x'", lambda b: edit(b, lambda m: m.update(slots="x"))),
+    "no sites": ("sites is 0", lambda b: edit(b, lambda m: m.update(sites=0))),
+    "versions": ("must be objects", lambda b: edit(b, lambda m: m.update(versions=[]))),
+    "state": ("damaged", lambda b: edit(b, lambda m: m["states"][0].update(shape=["foo"]))),
+    "dtype": ("damaged", lambda b: edit(b, lambda m: m["arrays"][0].update(dtype="O"))),
+    "shape": ("is said to", lambda b: edit(b, lambda m: m["arrays"][0].update(shape=[1, 2]))),
+    "unaligned": ("misplaced", lambda b: edit(b, lambda m: m["arrays"][1].update(offset=1))),
+    "vocabulary": (
+        "was changed",
+        lambda b: edit(b, lambda m: m["config"].update(vocab_size=10**6)),
+    ),
+    "fewer sites": ("was changed", lambda b: edit(b, lambda m: m.update(sites=1))),
+    "more rows": ("was changed", lambda b: edit(b, lambda m: m.update(max_rows=10**5))),
+    "no states": ("was changed", lambda b: edit(b, lambda m: m["states"].clear())),
+    "no seal": ("was changed", lambda b: edit(b, lambda m: m.pop("seal"))),
+    "deep": ("cannot be read", lambda b: (b / "manifest.json").write_text("[" * 100000)),
     "outside": (
         "damaged",
         lambda b: edit(b, lambda m: m["params"][0].update(path="../moved/params/embed.bin")),
@@ -314,6 +365,7 @@ def flip(path: Path) -> None:
     """Change one bit in the middle."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
+    path.unlink()  # a library that is loaded must keep its pages, or the process crashes at its end
     path.write_bytes(data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from k3tvm.errors import DeviceError
+from k3tvm.runtime.cpu import cores
 from k3tvm.runtime.engine import Engine
+from k3tvm.runtime.machine import set_threads
 from tests.bundles import CONTEXT, SLOTS, Bundles
 from tests.tolerances import tolerance
 from tests.truth import in_cuts, random_prompt
@@ -202,7 +205,10 @@ def test_unusable_requests_are_refused_and_change_nothing(engine: Engine) -> Non
         ("no tokens", lambda: engine.decode([], [])),
         ("chunk", lambda: engine.prefill([1, 2], chunk=0)),
         ("100 tokens", lambda: short.restore(long.snapshot())),
+        ("not an integer", lambda: engine.decode([1], [0.0])),
         ("slots", lambda: Engine.open(engine.folder, slots=0)),
+        ("fit into memory", lambda: Engine.open(engine.folder, slots=10**12)),
+        ("fit into memory", lambda: Engine.open(engine.folder, slots=10**30)),
         ("context", lambda: Engine.open(engine.folder, context=-1)),
         ("positions", lambda: Engine.open(engine.folder, context=10**9)),
         ("threads", lambda: Engine.open(engine.folder, threads=0)),
@@ -214,6 +220,24 @@ def test_unusable_requests_are_refused_and_change_nothing(engine: Engine) -> Non
     assert after.position == 3
     for a, b in zip(kept.arrays, after.arrays, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_calls_from_two_python_threads_wait_for_each_other(engine: Engine) -> None:
+    """Without a lock this crashes or mixes the slots up. One kernel thread: pools would contend."""
+    own = Engine.open(engine.folder, slots=2, context=CONTEXT, threads=1)
+    ids = random_prompt(engine, 30)
+    want = own.logits(ids)
+    same: list[bool] = []
+
+    def work(slot: int) -> None:
+        for _ in range(20):
+            own.reset(slot)
+            same.append(bool((own.logits(ids, slot) == want).all()))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, [0, 1]))
+    set_threads(cores())
+    assert len(same) == 40 and all(same)
 
 
 def test_a_snapshot_of_another_model_is_refused(engine: Engine) -> None:

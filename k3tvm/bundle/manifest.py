@@ -9,7 +9,9 @@ A bundle is a folder:
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,6 +23,7 @@ FORMAT = "k3tvm-bundle"
 FORMAT_VERSION = 1
 FILE = "manifest.json"
 ALIGNMENT = 64
+DTYPES = {"uint8": 1, "uint16": 2, "int32": 4, "uint32": 4, "float32": 4}  # bytes of an element
 AGAIN = "make the bundle again with 'k3tvm compile CHECKPOINT --target cpu -o BUNDLE'"
 
 
@@ -87,7 +90,8 @@ class Manifest:
     """The manifest. `activations` is the dtype between kernels; `config` the ModelConfig fields.
 
     `params` is empty for a bundle of code only. `max_rows`: tokens of one call at most, which
-    bounds the memory of activations.
+    bounds the memory of activations. `seal` is the hash of everything else, set by `save`: sizes
+    are used as they stand here, so an edited manifest could make kernels leave their arrays.
     """
 
     config: dict[str, Any]
@@ -106,12 +110,23 @@ class Manifest:
     format: str = FORMAT
     format_version: int = FORMAT_VERSION
     created_by: str = field(default_factory=lambda: f"k3tvm {__version__}")
+    seal: str = ""
 
     def save(self, folder: Path) -> None:
-        """Write manifest.json under a temporary name, then rename it."""
+        """Seal, write manifest.json under a temporary name, then rename it."""
         part = folder / f"{FILE}.part"
-        part.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        values = asdict(self) | {"seal": self._hash()}
+        part.write_text(json.dumps(values, indent=1) + "\n")
         part.rename(folder / FILE)
+
+    def check_seal(self, folder: Path) -> None:
+        """BundleError when the manifest is not as it was written."""
+        if self.seal != self._hash():
+            raise damaged(folder, "it was changed after it was written")
+
+    def _hash(self) -> str:
+        values = asdict(self) | {"seal": ""}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
@@ -125,7 +140,7 @@ class Manifest:
                 where=str(folder),
                 cure="make one with 'k3tvm compile CHECKPOINT --target cpu -o BUNDLE'",
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise BundleError(f"cannot be read: {error}", where=str(path), cure=AGAIN) from None
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise BundleError("is not the manifest of a bundle", where=str(path), cure=AGAIN)
@@ -150,7 +165,15 @@ def damaged(folder: Path, reason: str) -> BundleError:
 
 
 def _check_plan(manifest: Manifest) -> None:
-    """ValueError unless there is code, and files and arrays stay in their places."""
+    """ValueError unless there is code, sizes are usable, and arrays stay in their places."""
+    for name in ("sites", "max_rows", "slots", "context"):
+        if not _is_size(value := getattr(manifest, name)):
+            raise ValueError(f"{name} is {value!r}")
+    if not isinstance(manifest.config, dict) or not isinstance(manifest.versions, dict):
+        raise ValueError("config and versions must be objects")
+    for s in manifest.states:
+        if s.dtype not in DTYPES or not all(d in ("slots", "cap") or _is_size(d) for d in s.shape):
+            raise ValueError(f"state {s.name} is {s.dtype} {list(s.shape)}")
     if not manifest.code:
         raise ValueError("no code")
     files = (*(c.file for c in manifest.code), *manifest.params)
@@ -159,8 +182,16 @@ def _check_plan(manifest: Manifest) -> None:
             raise ValueError(f"{path} leaves the bundle")
     sizes = {f.path: f.bytes for f in manifest.params}
     for a in manifest.arrays if manifest.has_weights else ():
-        if a.offset < 0 or a.nbytes < 0 or a.offset + a.nbytes > sizes[a.file]:
-            raise ValueError(f"{a.name} leaves its file")
+        if a.dtype not in DTYPES or not all(_is_size(d) for d in a.shape):
+            raise ValueError(f"{a.name} is {a.dtype} {list(a.shape)}")
+        if a.nbytes != math.prod(a.shape) * DTYPES[a.dtype]:
+            raise ValueError(f"{a.name} is said to have {a.nbytes} bytes")
+        if a.offset < 0 or a.offset % ALIGNMENT or a.offset + a.nbytes > sizes[a.file]:
+            raise ValueError(f"{a.name} is misplaced in its file")
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0
 
 
 def _parse(v: dict[str, Any]) -> Manifest:

@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("is not a folder", where=str(out.parent), cure="create it first")
     if out.is_dir():
         raise UsageError("is a folder", where=str(out), cure="name a file with -o")
+    if out.exists() and not out.is_file():  # renaming over /dev/null would remove the device
+        raise UsageError("is a device or a pipe", where=str(out), cure="name a file with -o")
     engine = Engine.open(
         args.bundle, context=args.context, threads=args.threads, check=not args.no_check
     )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 from typing import NoReturn
 
 from k3tvm import __version__
@@ -66,7 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its status, 2 for errors, 130 when interrupted."""
     try:
-        return _run(argv)
+        with _interrupts_kept():
+            return _run(argv)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
@@ -79,6 +84,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a folder without permission
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """Raise KeyboardInterrupt even where TVM, called back by Python, made another error of it."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # another handler's business, or a command inside a command
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except Exception:
+        if seen:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from k3tvm._tvm import PINS
+from k3tvm._tvm import PINS, tvm
 from k3tvm.bundle.manifest import (
     FILE,
     ArrayEntry,
@@ -20,12 +20,13 @@ from k3tvm.bundle.manifest import (
 )
 from k3tvm.bundle.params import FOLDER, ParamsWriter, Unit, sha256
 from k3tvm.checkpoint.checkpoint import Checkpoint
+from k3tvm.compiler.alone import alone
 from k3tvm.compiler.convert import pieces
 from k3tvm.compiler.formats import formats_of
 from k3tvm.compiler.pipeline import Compiled, compile_module
 from k3tvm.compiler.plan import plan_units
 from k3tvm.compiler.targets import profile_of
-from k3tvm.errors import BundleError, CheckpointError, K3Error
+from k3tvm.errors import BundleError, CheckpointError, K3Error, TargetError
 from k3tvm.relax_models.decoder import Model, build_model
 from k3tvm.relax_models.graph import MAX_ROWS
 from k3tvm.relax_models.operators import Activation
@@ -89,19 +90,20 @@ def compile_checkpoint(
     say.step("reading the checkpoint")
     checkpoint = open_checkpoint(path, options.weights)
     out = out.resolve()
-    partial = out.with_name(out.name + ".partial")
+    partial = out.parent / f"{out.name}.partial"
     _check_output(out, partial)
+    _check_linker()
     options = _with_context(options, checkpoint.config.max_position_embeddings)
     say.step("building the model")
     model = build_model(checkpoint.config, formats_of(checkpoint), options.activations)
     compiled = compile_module(model.module, model.operators, profile, options.dump, say.step)
-    partial.mkdir(exist_ok=True)
-    try:
-        manifest = _fill(partial, checkpoint, model, compiled, profile, options, say)
-    except K3Error:
-        shutil.rmtree(partial)
-        raise
-    _publish(partial, out)
+    with alone(partial):
+        try:
+            manifest = _fill(partial, checkpoint, model, compiled, profile, options, say)
+        except K3Error:
+            shutil.rmtree(partial)
+            raise
+        _publish(partial, out)
     return manifest
 
 
@@ -135,6 +137,12 @@ def _check_output(out: Path, partial: Path) -> None:
             where=str(partial),
             cure="move it away, or choose another folder with -o",
         )
+
+
+def _check_linker() -> None:
+    """Linking comes last; what it needs is asked for first."""
+    if tvm.support.cc.get_cc() is None:
+        raise TargetError("no C++ compiler is found to link with", cure="install g++, or set CXX")
 
 
 def _is_ours(partial: Path) -> bool:
@@ -197,7 +205,10 @@ def _write_code(folder: Path, compiled: Compiled, profile: TargetProfile) -> Cod
     (folder / "code").mkdir()
     path = folder / "code" / f"{profile.kind}.so"
     part = path.with_name(f"{profile.kind}.part.so")
-    compiled.executable.export_library(str(part))
+    try:
+        compiled.executable.export_library(str(part))
+    except RuntimeError as error:
+        raise TargetError(f"the library cannot be linked: {error}", cure="check g++") from None
     part.rename(path)
     entry = FileEntry(f"code/{path.name}", path.stat().st_size, sha256(path))
     kernels = tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ class Engine:
     """An opened bundle with room for `slots` sequences of up to `context` tokens each.
 
     ids are integers in [0, vocab). Logits are float32 arrays. A slot remembers what it has read:
-    `prefill` and `decode` continue it, `reset` begins anew.
+    `prefill` and `decode` continue it, `reset` begins anew. Calls from several Python threads wait
+    for each other (one thread is faster: each has its own kernel workers, which contend); a slot
+    belongs to one of them at a time. An engine does not survive os.fork.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, slots: int, context: int) -> None:
@@ -41,6 +44,7 @@ class Engine:
         self._states = share_all(self.states.arrays)
         self._ids, self._rows = Inbox(()), Inbox((4,))
         self._experts: Any = ()
+        self._turn = RLock()  # the virtual machine and its inboxes serve one call at a time
         self.machine = Machine(folder / manifest.code[0].file.path)
 
     @classmethod
@@ -62,6 +66,7 @@ class Engine:
         manifest = Manifest.load(folder)
         _check_versions(folder, manifest)
         _check_machine(folder, manifest.code[0])
+        manifest.check_seal(folder)
         if not manifest.has_weights:
             raise BundleError(
                 "was compiled with --no-weights and cannot be run",
@@ -95,8 +100,9 @@ class Engine:
         """The same, and the experts [n, k] that each MoE layer chose, by layer (from 0)."""
         rows, routing = [], []
         for part in self._chunks(ids, slot, chunk):
-            rows.append(self._call("logits", part, self._one(slot, part)))
-            routing.append(self.routing())
+            with self._turn:
+                rows.append(self._call("logits", part, self._one(slot, part)))
+                routing.append(self.routing())
         return np.concatenate(rows), joined(routing)
 
     def routing(self) -> dict[int, Array]:
@@ -119,14 +125,15 @@ class Engine:
 
     def _call(self, entry: str, tokens: Array, seqs: list[Sequence4]) -> Array:
         """Run an entry over rows; its logits. The experts are kept for `routing`."""
-        # flags of an earlier call whose logits were finite all the same would name a wrong place
-        self.health[:] = 0
-        result, self._experts = self._invoke(self.machine, entry, tokens, seqs)
-        logits = numpy(result)
-        for slot, _, count, _ in seqs:
-            self.states.positions[slot] += count
-        if not np.isfinite(logits).all():
-            self._fail(logits, seqs)
+        with self._turn:
+            # flags of an earlier call whose logits were finite would name a wrong place
+            self.health[:] = 0
+            result, self._experts = self._invoke(self.machine, entry, tokens, seqs)
+            logits = numpy(result)
+            for slot, _, count, _ in seqs:
+                self.states.positions[slot] += count
+            if not np.isfinite(logits).all():
+                self._fail(logits, seqs)
         return logits
 
     def _invoke(self, machine: Machine, entry: str, tokens: Array, seqs: list[Sequence4]) -> Any:

@@ -48,6 +48,9 @@ def set_threads(threads: int) -> None:
     """Let kernels use this many threads from now on."""
     if threads < 1:
         raise DeviceError(f"{threads} threads: at least one is needed")
+    most = os.cpu_count() or threads
+    if threads > most:  # workers spin while they wait: more of them than CPUs come to a halt
+        raise DeviceError(f"{threads} threads: this machine has {most} CPUs")
     load_runtime()
     os.environ[THREADS] = str(threads)
     tvm_ffi.get_global_func("runtime.config_threadpool")(0, threads)

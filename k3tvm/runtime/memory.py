@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,11 @@ Array = np.ndarray[Any, Any]
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> Array:
-    """A page-aligned array of zeros; pages cost memory only once they are written."""
-    count = int(np.prod(shape, dtype=np.int64))
+    """A page-aligned array of zeros; pages cost memory only once they are written.
+
+    Raises OSError or OverflowError when there is no address space for it.
+    """
+    count = math.prod(shape)
     nbytes = max(count * np.dtype(dtype).itemsize, 1)
     block = mmap.mmap(-1, nbytes)
     if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= 4 << 20:

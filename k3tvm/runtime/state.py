@@ -39,7 +39,13 @@ class States:
         self.slots, self.context = slots, context
         sizes = {"slots": slots, "cap": context}
         shapes = [tuple(d if isinstance(d, int) else sizes[d] for d in e.shape) for e in entries]
-        self.arrays = [zeros(s, e.dtype) for s, e in zip(shapes, entries, strict=True)]
+        try:
+            self.arrays = [zeros(s, e.dtype) for s, e in zip(shapes, entries, strict=True)]
+        except (OSError, OverflowError):
+            raise DeviceError(
+                f"the state of {slots} slots with context {context} does not fit into memory",
+                cure="open the bundle with fewer slots or a smaller context",
+            ) from None
         self.by_token = ["cap" in e.shape for e in entries]
         self.positions = [0] * slots
 
@@ -50,6 +56,8 @@ class States:
 
     def check(self, slot: int) -> int:
         """The slot, or DeviceError when the engine has no such slot."""
+        if not isinstance(slot, (int, np.integer)):
+            raise DeviceError(f"slot {slot!r} is not an integer")
         if not 0 <= slot < self.slots:
             raise DeviceError(
                 f"slot {slot} does not exist: this engine has {self.slots}",
