@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from k3tvm.bundle.manifest import Manifest
 from k3tvm.cli.main import COMMANDS, main
 from k3tvm.runtime.engine import Engine
 from tests.bundles import Bundles
@@ -163,9 +165,8 @@ def test_generate_stops_at_the_end_id_and_at_the_context(
     base = ["--ids", "1,2,3", "--max-tokens", "12"]
     free = generated(capsys, bundle, *base, "--ignore-eos")["ids"]
     copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["config"]["eos_token_id"] = free[4]
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    manifest = Manifest.load(copy)
+    replace(manifest, config=manifest.config | {"eos_token_id": free[4]}).save(copy)
     facts = generated(capsys, str(copy), *base)
     assert facts["ids"] == free[: free.index(free[4]) + 1] and facts["finish_reason"] == "stop"
     assert generated(capsys, str(copy), *base, "--ignore-eos")["ids"] == free
