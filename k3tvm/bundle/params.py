@@ -42,14 +42,10 @@ def align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def sha256(path: Path, report: Report = lambda n: None) -> str:
-    """Hash of a file, read in pieces of 8 MiB."""
-    digest = hashlib.sha256()
+def sha256(path: Path) -> str:
+    """Hash of a file."""
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(8 << 20):
-            digest.update(piece)
-            report(len(piece))
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class ParamsWriter:
