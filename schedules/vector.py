@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from k3tvm._tvm import T, tvm
+from k3tvm._tvm import T
 from k3tvm.schedules.profile import TargetProfile
 
 Expr = Any  # a TIR expression; TVM's own types are not exported for annotation
@@ -192,11 +192,6 @@ def prefetch(buffer: Buffer, *index: Expr | int) -> None:
     T.evaluate(
         T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(1), T.int32(1))
     )
-
-
-def is_prim_func(value: object) -> bool:
-    """Whether a value is a TIR function."""
-    return isinstance(value, tvm.tirx.PrimFunc)
 
 
 def reduce_max(value: Expr, lanes: int = LANES) -> Expr:

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import Any
 
+from k3tvm.cli.terminal import command
+
 HELP = "measure prefill and decode speed, as shares of the machine's own limits"
 EPILOG = """\
 The limits are measured in the same run: sequential reads with as many streams as threads, and
@@ -24,13 +26,7 @@ def register(subparsers: Any) -> None:
     """Add the command to the parser."""
     from k3tvm.cli.logits import add_engine
 
-    parser = subparsers.add_parser(
-        "bench",
-        help=HELP,
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(subparsers, "bench", HELP, EPILOG)
     add = parser.add_argument
     add_engine(parser)
     add("--prompt", metavar="N", type=int, default=512, help="tokens of the prefill (512)")

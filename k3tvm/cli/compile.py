@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from k3tvm.cli.terminal import command
+
 HELP = "compile a checkpoint into a bundle: library, parameters, manifest"
 EPILOG = """\
 targets:
@@ -28,13 +30,7 @@ examples:
 
 def register(subparsers: Any) -> None:
     """Add the command to the parser."""
-    parser = subparsers.add_parser(
-        "compile",
-        help=HELP,
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(subparsers, "compile", HELP, EPILOG)
     add = parser.add_argument
     add("path", metavar="PATH", help="checkpoint folder (or config.json with --no-weights)")
     add("--target", metavar="T", required=True, help="see below")

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from k3tvm.cli.terminal import command
+
 HELP = "write an example checkpoint, compile it, verify it, and generate from it"
 EPILOG = """\
 Everything is written below DIR (build/demo when not given). Each step is an ordinary command of
@@ -17,13 +19,7 @@ def register(subparsers: Any) -> None:
     """Add the command to the parser."""
     from k3tvm.checkpoint.presets import PRESETS
 
-    parser = subparsers.add_parser(
-        "demo",
-        help=HELP,
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(subparsers, "demo", HELP, EPILOG)
     parser.add_argument(
         "dir", metavar="DIR", nargs="?", default="build/demo", help="where to write"
     )
@@ -39,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint, bundle = str(folder / args.preset), str(folder / f"{args.preset}.bundle")
     prompt = ["--ids", "11,7,5,3,2"]
-    for command in (
+    for words in (
         ["example", checkpoint, "--preset", args.preset],
         ["inspect", checkpoint],
         ["compile", checkpoint, "--target", "cpu", "-o", bundle],
@@ -47,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
         ["logits", bundle, *prompt, "-o", str(folder / "logits.npy")],
         ["generate", bundle, *prompt, "--max-tokens", "16"],
     ):
-        print(f"\n$ k3tvm {' '.join(command)}", flush=True)
-        status = main(command)
+        print(f"\n$ k3tvm {' '.join(words)}", flush=True)
+        status = main(words)
         if status:
             return status
     return 0

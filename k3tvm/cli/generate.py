@@ -7,6 +7,8 @@ import json
 import time
 from typing import Any
 
+from k3tvm.cli.terminal import command
+
 HELP = "continue a prompt of token ids"
 EPILOG = """\
 Greedy by default: --temperature above 0 samples. Ends at an end-of-sequence id of the model.
@@ -21,13 +23,7 @@ def register(subparsers: Any) -> None:
     """Add the command to the parser."""
     from k3tvm.cli.logits import add_engine, add_ids
 
-    parser = subparsers.add_parser(
-        "generate",
-        help=HELP,
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(subparsers, "generate", HELP, EPILOG)
     add = parser.add_argument
     add_engine(parser)
     add_ids(parser)

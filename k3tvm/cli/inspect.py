@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from k3tvm.cli.terminal import command
+
 if TYPE_CHECKING:
     from k3tvm.checkpoint.inspect import Facts
 
@@ -26,13 +28,7 @@ Exits 2, after printing the facts, when tensors are missing, unexpected or of th
 
 def register(subparsers: Any) -> None:
     """Add the command to the parser."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help=HELP,
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(subparsers, "inspect", HELP, EPILOG)
     parser.add_argument("path", metavar="PATH", help="checkpoint folder or config.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from k3tvm.cli.terminal import command
+
 HELP = "compute logits of given token ids"
 EPILOG = """\
 Writes float32 [1, vocab], the logits after the last id, or [n, vocab] with --all.
@@ -36,13 +38,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 def register(subparsers: Any) -> None:
     """Add the command to the parser."""
-    parser = subparsers.add_parser(
-        "logits",
-        help=HELP,
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(subparsers, "logits", HELP, EPILOG)
     add_engine(parser)
     add_ids(parser)
     parser.add_argument("--chunk", metavar="N", type=int, help="ids per call (256, the most)")

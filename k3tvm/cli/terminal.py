@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from k3tvm.errors import K3Error
+
+
+def command(subparsers: Any, name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
+    """A new command's parser; its epilog is shown as it is written."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
 
 
 class UsageError(K3Error):

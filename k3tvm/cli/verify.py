@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from k3tvm.cli.terminal import command
+
 HELP = "compare a bundle's logits with the torch reference on the same parameters"
 EPILOG = """\
 Runs ids through the bundle in one go, in chunks and step by step, and through the reference in
@@ -24,13 +26,7 @@ def register(subparsers: Any) -> None:
     """Add the command to the parser."""
     from k3tvm.cli.logits import add_engine
 
-    parser = subparsers.add_parser(
-        "verify",
-        help=HELP,
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(subparsers, "verify", HELP, EPILOG)
     add_engine(parser)
     parser.add_argument("--ids", metavar="LIST", help="token ids, as 1,2,3 (random when not given)")
     parser.add_argument("--ids-file", metavar="F", help="file with ids")
