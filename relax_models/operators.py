@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 
 Dim = int | str
 Role = Literal["in", "inout", "out"]
-Activation = Literal["float32", "bfloat16"]
+Activation = Literal["float32", "bfloat16", "float16"]
 WeightFormat = Literal["float32", "bfloat16", "mxfp4"]
 
 

@@ -13,7 +13,7 @@ from k3tvm.schedules import functions as f
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.norms import flag_row, flag_rows, mean_square, normalise
 from k3tvm.schedules.numerics import round_to
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 
 STRIPES = 4  # independent running sums: as many as hide the latency of an addition
@@ -46,7 +46,7 @@ def bank_push_reference(op: BankPush, args: Any) -> dict[str, np.ndarray]:
 
 
 @schedule(BankPush, "cpu", "rows copied in parallel")
-def bank_push_cpu(op: BankPush, p: TargetProfile, a: SimpleNamespace) -> None:
+def bank_push_cpu(op: BankPush, p: CpuProfile, a: SimpleNamespace) -> None:
     """One row per iteration: its mean square, then its copy."""
     with v.parallel(a.n) as row:
         ms = mean_square(p, a.stream, row, op.width)
@@ -59,7 +59,7 @@ def bank_push_cpu(op: BankPush, p: TargetProfile, a: SimpleNamespace) -> None:
 
 
 @schedule(AttnResNorm, "cpu", "rows in parallel; scores, mix and norm in one pass each")
-def attn_res_norm_cpu(op: AttnResNorm, p: TargetProfile, a: SimpleNamespace) -> None:
+def attn_res_norm_cpu(op: AttnResNorm, p: CpuProfile, a: SimpleNamespace) -> None:
     """Three passes over a row: scores of all sources, their mix (into `out`), its norm."""
     with v.parallel(a.n) as row:
         chances = v.scratch(-(-(op.entries + 1) // v.LANES) * v.LANES)
@@ -82,7 +82,7 @@ def _along(width: int, piece: Any) -> None:
         piece(whole * v.LANES + at, lanes)
 
 
-def _striped_sums(p: TargetProfile, width: int, factors: Any, sums: int) -> list[Any]:
+def _striped_sums(p: CpuProfile, width: int, factors: Any, sums: int) -> list[Any]:
     """`sums` sums over a row of products; `factors(at, lanes)` gives that many pairs."""
     wide = STRIPES * v.LANES
     acc = [[v.scratch(v.LANES) for _ in range(sums)] for _ in range(STRIPES)]
@@ -113,7 +113,7 @@ def _striped_sums(p: TargetProfile, width: int, factors: Any, sums: int) -> list
     return [v.let(total) for total in totals]
 
 
-def _scores(op: AttnResNorm, p: TargetProfile, a: SimpleNamespace, row: Any, scores: Any) -> None:
+def _scores(op: AttnResNorm, p: CpuProfile, a: SimpleNamespace, row: Any, scores: Any) -> None:
     """scores[0] is the stream's, scores[1 + s] that of entry s, -infinity where there is none."""
     for at in range(0, int(scores.shape[0]), v.LANES):
         v.store(scores, v.splat(float("-inf")), at)
@@ -136,7 +136,7 @@ def _scores(op: AttnResNorm, p: TargetProfile, a: SimpleNamespace, row: Any, sco
         v.store(scores, dot * a.inverse_rms[s, row], s + 1, lanes=1)
 
 
-def _softmax(p: TargetProfile, scores: Any) -> None:
+def _softmax(p: CpuProfile, scores: Any) -> None:
     """Softmax in place; with the stream alone its share is exactly one."""
     starts = range(0, int(scores.shape[0]), v.LANES)
     top = v.load(scores, 0)
@@ -153,7 +153,7 @@ def _softmax(p: TargetProfile, scores: Any) -> None:
         v.store(scores, v.load(scores, at) / total, at)
 
 
-def _mix(op: AttnResNorm, p: TargetProfile, a: SimpleNamespace, row: Any, shares: Any) -> Any:
+def _mix(op: AttnResNorm, p: CpuProfile, a: SimpleNamespace, row: Any, shares: Any) -> Any:
     """out[row] = the mix, rounded; returns its mean square. The stream comes first in the sum."""
     squares = v.scratch(v.LANES)
     v.store(squares, v.splat(0.0), 0)

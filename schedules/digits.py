@@ -23,7 +23,7 @@ from typing import Any
 from k3tvm._tvm import T
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.mxfp4_cpu import scale_vector
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 
 GROUP = 32  # values that share a step: the MXFP4 group
 DIGITS = 3
@@ -46,7 +46,7 @@ class Digits:
     half_step: Any
 
 
-def uses_digits(profile: TargetProfile) -> bool:
+def uses_digits(profile: CpuProfile) -> bool:
     """Whether the target has the byte multiply-add that this needs."""
     return profile.isa in ("avx2", "avx512")
 
@@ -62,7 +62,7 @@ def allocate(rows: Any, k: int) -> Digits:
 
 
 def quantise(
-    profile: TargetProfile, out: Digits, row: Any, k: int, load: Callable[[Any], Any]
+    profile: CpuProfile, out: Digits, row: Any, k: int, load: Callable[[Any], Any]
 ) -> None:
     """Write row `row` of the digits; `load(at)` gives 16 values of x from `at` on."""
     with v.serial(k // GROUP) as block:
@@ -108,7 +108,7 @@ def _low(number: Any) -> Any:
     return v.let(T.bitwise_and(n, v.splat(255, dtype="int32")) - v.splat(128, dtype="int32"))
 
 
-def _start(profile: TargetProfile, lows: list[Any]) -> Any:
+def _start(profile: CpuProfile, lows: list[Any]) -> Any:
     """-12 times the sum of a digit over the group, as the integer sums begin with it."""
     both = v.let(lows[0] + lows[1])
     if profile.isa == "avx512":
@@ -121,7 +121,7 @@ def _start(profile: TargetProfile, lows: list[Any]) -> Any:
 
 
 def matvec(
-    profile: TargetProfile,
+    profile: CpuProfile,
     words: Any,
     scale: Any,
     lead: tuple[Any, ...],

@@ -13,7 +13,7 @@ from k3tvm.schedules import functions as f
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.norms import mean_square, normalise
 from k3tvm.schedules.numerics import bfloat16_values, round_to, sigmoid
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 
 # Columns of one parallel task: enough work to pay for a task, few enough to split one row.
@@ -46,7 +46,7 @@ def embed_reference(op: Embed, args: Any) -> dict[str, np.ndarray]:
 
 
 @schedule(Embed, "cpu", "rows copied in parallel, bfloat16 widened by a shift")
-def embed_cpu(op: Embed, p: TargetProfile, a: SimpleNamespace) -> None:
+def embed_cpu(op: Embed, p: CpuProfile, a: SimpleNamespace) -> None:
     """ids are in [0, vocab): the caller's duty."""
 
     def widened(row: Any, at: Any, lanes: int) -> Any:
@@ -69,7 +69,7 @@ def last_rows_reference(op: LastRows, args: Any) -> dict[str, np.ndarray]:
 
 
 @schedule(LastRows, "cpu", "rows copied in parallel")
-def last_rows_cpu(op: LastRows, p: TargetProfile, a: SimpleNamespace) -> None:
+def last_rows_cpu(op: LastRows, p: CpuProfile, a: SimpleNamespace) -> None:
     """Every sequence has at least one row."""
 
     def copy(sequence: Any, at: Any, lanes: int) -> None:
@@ -99,7 +99,7 @@ def _squashed(u: np.ndarray, limit: float | None) -> np.ndarray:
 
 
 @schedule(Glu, "cpu", "16 lanes; rows, pairs and spans of columns in parallel")
-def glu_cpu(op: Glu, p: TargetProfile, a: SimpleNamespace) -> None:
+def glu_cpu(op: Glu, p: CpuProfile, a: SimpleNamespace) -> None:
     """float32 inside, rounded once (specification 3.6b)."""
 
     def squash(x: Any, limit: float, lanes: int) -> Any:
@@ -138,7 +138,7 @@ def expert_combine_reference(op: ExpertCombine, args: Any) -> dict[str, np.ndarr
 @schedule(
     ExpertCombine, "cpu", "choices summed in order, spans of columns in parallel; then the norm"
 )
-def expert_combine_cpu(op: ExpertCombine, p: TargetProfile, a: SimpleNamespace) -> None:
+def expert_combine_cpu(op: ExpertCombine, p: CpuProfile, a: SimpleNamespace) -> None:
     """Two passes where a norm needs whole rows, so that the sum of one row is split as well."""
 
     def with_addends(value: Any, row: Any, at: Any, lanes: int) -> Any:

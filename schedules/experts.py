@@ -14,7 +14,7 @@ from k3tvm.schedules import digits
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.digits import Digits
 from k3tvm.schedules.numerics import round_to, unpack_weight
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 from k3tvm.schedules.spans import along
 from k3tvm.schedules.tiles import Weights, matmul, matvec, tile_of
@@ -39,7 +39,7 @@ def expert_linear_reference(op: ExpertLinear, args: Any) -> dict[str, np.ndarray
 @schedule(
     ExpertLinear, "cpu", "threads share the rows of every expert; few rows: matvec, many: tiles"
 )
-def expert_linear_cpu(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace) -> None:
+def expert_linear_cpu(op: ExpertLinear, p: CpuProfile, a: SimpleNamespace) -> None:
     """The choice of the path looks at the number of rows alone, never at their routing.
 
     Else a token could change the last bits of another one by choosing the same expert.
@@ -52,7 +52,7 @@ def expert_linear_cpu(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace) ->
             _many(op, p, a, weights)
 
 
-def _few(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace, weights: Weights) -> None:
+def _few(op: ExpertLinear, p: CpuProfile, a: SimpleNamespace, weights: Weights) -> None:
     """Every block of an expert against one row after the other, in digits where there are some."""
     split = _digits(op, p, a) if op.fmt == "mxfp4" and digits.uses_digits(p) else None
 
@@ -71,7 +71,7 @@ def _few(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace, weights: Weight
     _for_teams(op, p, a, team)
 
 
-def _many(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace, weights: Weights) -> None:
+def _many(op: ExpertLinear, p: CpuProfile, a: SimpleNamespace, weights: Weights) -> None:
     """Teams of blocks against all rows of an expert, which are copied together first."""
     inputs = _gather(op, a)
 
@@ -87,7 +87,7 @@ def _many(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace, weights: Weigh
 
 def _for_teams(
     op: ExpertLinear,
-    p: TargetProfile,
+    p: CpuProfile,
     a: SimpleNamespace,
     team: Callable[[Any, Any, Any, list[Any]], None],
 ) -> None:
@@ -115,7 +115,7 @@ def _offset(op: ExpertLinear, choice: Any) -> Any:
     return v.let(op.x_offset + choice * op.k) if op.per_choice else v.int64(op.x_offset)
 
 
-def _digits(op: ExpertLinear, p: TargetProfile, a: SimpleNamespace) -> Digits:
+def _digits(op: ExpertLinear, p: CpuProfile, a: SimpleNamespace) -> Digits:
     """x in digits: one row per pair, or per row of x when the choices share it."""
     choices = op.top_k if op.per_choice else 1
     split = digits.allocate(a.n * choices, op.k)

@@ -21,7 +21,7 @@ import numpy as np
 
 from k3tvm._tvm import T
 from k3tvm.schedules import vector as v
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 
 Expr = Any
 
@@ -53,7 +53,7 @@ ATANH_TAIL = interpolated(lambda k: 1.0 / (2 * k + 3), 3, 0.0, 1.0 / 9.0)
 
 
 def polynomial(
-    p: TargetProfile, coefficients: tuple[float, ...], x: Expr, lanes: int = v.LANES
+    p: CpuProfile, coefficients: tuple[float, ...], x: Expr, lanes: int = v.LANES
 ) -> Expr:
     """sum(coefficients[k] * x^k), by Horner's rule."""
     value = v.splat(coefficients[-1], lanes)
@@ -80,7 +80,7 @@ def power_of_two(n: Expr, lanes: int = v.LANES) -> Expr:
     return v.bits(biased, "float32", lanes)
 
 
-def _reduced(p: TargetProfile, x: Expr, lanes: int) -> tuple[Expr, Expr]:
+def _reduced(p: CpuProfile, x: Expr, lanes: int) -> tuple[Expr, Expr]:
     """(n, exp(r) - 1) with x = n * ln 2 + r, |r| <= ln(2)/2; n is int32."""
     shifted = v.fma(p, x, v.splat(1.0 / math.log(2.0), lanes), v.splat(MAGIC, lanes), lanes)
     n = v.let(v.bits(shifted, "int32", lanes) - v.splat(MAGIC_BITS, lanes, "int32"))
@@ -94,7 +94,7 @@ def _reduced(p: TargetProfile, x: Expr, lanes: int) -> tuple[Expr, Expr]:
     return n, v.let(v.fma(p, v.let(r * r), tail, low, lanes) + high)
 
 
-def exp(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
+def exp(p: CpuProfile, x: Expr, lanes: int = v.LANES) -> Expr:
     """e^x; 0 below -104 (through subnormals below -87.3), infinity above 88.723."""
     x = at_least(at_most(v.let(x), 89.0, lanes), -104.0, lanes)
     n, minus_one = _reduced(p, x, lanes)
@@ -104,7 +104,7 @@ def exp(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
     return v.let(value * power_of_two(n - half, lanes))
 
 
-def sigmoid(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
+def sigmoid(p: CpuProfile, x: Expr, lanes: int = v.LANES) -> Expr:
     """1 / (1 + e^-x), through the subnormals to 0 below -104.
 
     With e = e^-|x| and t = e / (1 + e) it is 1 - t, and e - e*t for negative x: the corrections
@@ -118,13 +118,13 @@ def sigmoid(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
     return v.let(v.fma(p, -base, t, base, lanes))
 
 
-def silu(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
+def silu(p: CpuProfile, x: Expr, lanes: int = v.LANES) -> Expr:
     """x * sigmoid(x); NaN at minus infinity, as the product says."""
     x = v.let(x)
     return v.let(x * sigmoid(p, x, lanes))
 
 
-def tanh(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
+def tanh(p: CpuProfile, x: Expr, lanes: int = v.LANES) -> Expr:
     """Hyperbolic tangent, also relatively exact near zero, where it keeps the sign of zero.
 
     With e = exp(2|x|) - 1 it is e / (e + 2); above |x| = 10 the result is 1 in float32.
@@ -137,7 +137,7 @@ def tanh(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
     return with_sign(v.let(e / (e + v.splat(2.0, lanes))), x, lanes)
 
 
-def softplus(p: TargetProfile, x: Expr, lanes: int = v.LANES) -> Expr:
+def softplus(p: CpuProfile, x: Expr, lanes: int = v.LANES) -> Expr:
     """log(1 + e^x) = max(x, 0) + log1p(y) with y = e^-|x|, relatively exact on both sides.
 
     log1p(y) = 2 * atanh(s) = y - s*y + 2*s^3*(1/3 + s^2/5 + ...) with s = y / (2 + y) <= 1/3;

@@ -28,7 +28,7 @@ from k3tvm.schedules.kda_chunk_rows import (
     weigh_rows,
 )
 from k3tvm.schedules.kda_step import kda_step_reference
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 from k3tvm.schedules.spans import Pieces, sequence, tiles
 
@@ -36,7 +36,7 @@ reference(KdaChunk)(kda_step_reference)
 
 
 @schedule(KdaChunk, "cpu", "one head of one sequence per task; chunks of 16 rows as small matmuls")
-def kda_chunk_cpu(op: KdaChunk, p: TargetProfile, a: SimpleNamespace) -> None:
+def kda_chunk_cpu(op: KdaChunk, p: CpuProfile, a: SimpleNamespace) -> None:
     """Chunks of a sequence in order; columns of the state are independent inside a chunk."""
     with v.parallel(a.m * v.int64(op.heads)) as task:
         s, head = v.let(task // op.heads), v.let(task % op.heads)
@@ -76,7 +76,7 @@ def _sums(rows: int, pieces: Pieces) -> list[list[Any]]:
 
 
 def _add_outer(
-    p: TargetProfile, sums: list[list[Any]], left: list[Any], right: list[Any], pieces: Pieces
+    p: CpuProfile, sums: list[list[Any]], left: list[Any], right: list[Any], pieces: Pieces
 ) -> None:
     """sums[r][j] += left[r] * right[j]."""
     for row, x in zip(sums, left, strict=True):

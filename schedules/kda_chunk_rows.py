@@ -13,7 +13,7 @@ from k3tvm._tvm import T
 from k3tvm.relax_models.operators import KdaChunk
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.kda_step import inverse_norm
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.spans import along
 
 ROWS = 16  # of a chunk, whatever the length of the sequence: results must not depend on it
@@ -30,7 +30,7 @@ class Head:
     """
 
     op: KdaChunk
-    p: TargetProfile
+    p: CpuProfile
     a: SimpleNamespace
     slot: Any
     head: Any
@@ -48,7 +48,7 @@ class Head:
 
     @classmethod
     def with_buffers(
-        cls, op: KdaChunk, p: TargetProfile, a: SimpleNamespace, slot: Any, head: Any
+        cls, op: KdaChunk, p: CpuProfile, a: SimpleNamespace, slot: Any, head: Any
     ) -> Head:
         """Allocate the buffers once per task."""
         padded = -(-op.key_dim // v.LANES) * v.LANES

@@ -12,7 +12,7 @@ from k3tvm.relax_models.operators import GatedRmsNorm, KdaGate
 from k3tvm.schedules import functions
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.numerics import round_to, sigmoid
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 from k3tvm.schedules.spans import along
 
@@ -28,7 +28,7 @@ def kda_gate_reference(op: KdaGate, args: Any) -> dict[str, np.ndarray]:
 
 
 @schedule(KdaGate, "cpu", "one head of one row per task, 16 key channels in vector lanes")
-def kda_gate_cpu(op: KdaGate, p: TargetProfile, a: SimpleNamespace) -> None:
+def kda_gate_cpu(op: KdaGate, p: CpuProfile, a: SimpleNamespace) -> None:
     """Rows and heads are independent; everything stays float32."""
     with v.parallel(a.n * v.int64(op.heads)) as task:
         row, head = v.let(task // op.heads), v.let(task % op.heads)
@@ -46,7 +46,7 @@ def kda_gate_cpu(op: KdaGate, p: TargetProfile, a: SimpleNamespace) -> None:
         v.store(a.beta, functions.sigmoid(p, b, 1), row, head, lanes=1)
 
 
-def log_decay(op: KdaGate, p: TargetProfile, rate: Any, s: Any, lanes: int) -> Any:
+def log_decay(op: KdaGate, p: CpuProfile, rate: Any, s: Any, lanes: int) -> Any:
     """g <= 0: the bound selects another activation, it is not a clamp (specification 3.4)."""
     if op.lower_bound is None:
         return v.let(-rate * functions.softplus(p, s, lanes))
@@ -64,7 +64,7 @@ def gated_rms_norm_reference(op: GatedRmsNorm, args: Any) -> dict[str, np.ndarra
 
 
 @schedule(GatedRmsNorm, "cpu", "one head of one row per task, 16 value channels in vector lanes")
-def gated_rms_norm_cpu(op: GatedRmsNorm, p: TargetProfile, a: SimpleNamespace) -> None:
+def gated_rms_norm_cpu(op: GatedRmsNorm, p: CpuProfile, a: SimpleNamespace) -> None:
     """Mean square of the head, then norm, weight and gate in one pass; float32 inside."""
     with v.parallel(a.n * v.int64(op.heads)) as task:
         row, head = v.let(task // op.heads), v.let(task % op.heads)
@@ -82,7 +82,7 @@ def gated_rms_norm_cpu(op: GatedRmsNorm, p: TargetProfile, a: SimpleNamespace) -
         along(op.dim, piece)
 
 
-def sum_of_squares(p: TargetProfile, x: Any, row: Any, base: Any, width: int) -> Any:
+def sum_of_squares(p: CpuProfile, x: Any, row: Any, base: Any, width: int) -> Any:
     """sum(x[row, base : base + width]^2): 16 running sums, then their pairwise sum."""
     total = v.scratch(v.LANES)
     tail = v.scratch(1)

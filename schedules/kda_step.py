@@ -13,7 +13,7 @@ from k3tvm.relax_models.operators import KdaChunk, KdaStep
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.kda_gate import sum_of_squares
 from k3tvm.schedules.numerics import round_to
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 from k3tvm.schedules.spans import Pieces, along, sequence, tiles
 
@@ -51,7 +51,7 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 
 @schedule(KdaStep, "cpu", "one head of one sequence per task; the state is read once, updated once")
-def kda_step_cpu(op: KdaStep, p: TargetProfile, a: SimpleNamespace) -> None:
+def kda_step_cpu(op: KdaStep, p: CpuProfile, a: SimpleNamespace) -> None:
     """Heads of one sequence are neighbours in memory and in the order of the tasks."""
     with v.parallel(a.m * v.int64(op.heads)) as task:
         s, head = v.let(task // op.heads), v.let(task % op.heads)
@@ -66,7 +66,7 @@ class _Token:
     """One token and head: the arguments, and vectors [key_dim] that `_prepare` fills."""
 
     op: KdaStep
-    p: TargetProfile
+    p: CpuProfile
     a: SimpleNamespace
     slot: Any
     head: Any
@@ -87,7 +87,7 @@ def _step(t: _Token) -> None:
     tiles(t.op.value_dim, VECTORS, columns)
 
 
-def inverse_norm(p: TargetProfile, x: Any, row: Any, base: Any, width: int) -> Any:
+def inverse_norm(p: CpuProfile, x: Any, row: Any, base: Any, width: int) -> Any:
     """1 / sqrt(sum(x[row, base : base + width]^2) + 1e-6) (specification 3.1)."""
     total = sum_of_squares(p, x, row, base, width) + T.float32(L2_EPS)
     return v.let(T.float32(1.0) / v.float_intrinsic("sqrt", 1, total))

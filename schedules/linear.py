@@ -11,7 +11,7 @@ from k3tvm._tvm import T
 from k3tvm.relax_models.operators import Linear
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.numerics import round_to, unpack_weight
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 from k3tvm.schedules.tiles import Weights, matmul, matvec, tile_of
 
@@ -33,7 +33,7 @@ def linear_reference(op: Linear, args: Any) -> dict[str, np.ndarray]:
 
 
 @schedule(Linear, "cpu", "16 weight rows in vector lanes; few rows: matvec, many: decoded tiles")
-def linear_cpu(op: Linear, p: TargetProfile, a: SimpleNamespace) -> None:
+def linear_cpu(op: Linear, p: CpuProfile, a: SimpleNamespace) -> None:
     """The packed blocks are split over the threads; each streams its part of the weight once."""
     weights = Weights(op.fmt, op.k, p, a.weight, getattr(a, "weight_scale", None))
     with T.If(a.n < v.int64(FEW)):
@@ -53,7 +53,7 @@ def _few(op: Linear, a: SimpleNamespace, weights: Weights) -> None:
             _finish(op, a, row, group, block, value)
 
 
-def _many(op: Linear, p: TargetProfile, a: SimpleNamespace, weights: Weights) -> None:
+def _many(op: Linear, p: CpuProfile, a: SimpleNamespace, weights: Weights) -> None:
     blocks, height = -(-op.rows // v.LANES), tile_of(p).blocks
     teams = -(-blocks // height)
     with v.parallel(op.groups * teams) as task:
@@ -95,8 +95,8 @@ def _finish(op: Linear, a: SimpleNamespace, row: Any, group: Any, block: Any, va
 
 def _store(op: Linear, a: SimpleNamespace, row: Any, column: Any, value: Any, lanes: int) -> None:
     result = value
-    if op.act == "bfloat16":
-        result = v.round_bf16(value, lanes)
+    if op.act != "float32":
+        result = v.rounded(op.act, value, lanes)
         if op.exact_rows:
             lane = T.Ramp(v.int64(column), v.int64(1), lanes) if lanes > 1 else v.int64(column)
             result = T.Select(lane < v.splat(op.exact_rows, lanes, "int64"), value, result)

@@ -14,7 +14,7 @@ from k3tvm.schedules import vector as v
 from k3tvm.schedules.elementwise import row_spans
 from k3tvm.schedules.mla_attention import attention
 from k3tvm.schedules.numerics import round_to, sigmoid
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 
 
@@ -40,7 +40,7 @@ def mla_cache_reference(op: MlaCache, args: Any) -> dict[str, np.ndarray]:
 
 
 @schedule(MlaCache, "cpu", "rows in parallel")
-def mla_cache_cpu(op: MlaCache, p: TargetProfile, a: SimpleNamespace) -> None:
+def mla_cache_cpu(op: MlaCache, p: CpuProfile, a: SimpleNamespace) -> None:
     """Each row finds its sequence, then writes its query and its cache row."""
     with v.parallel(a.n) as row:
         if op.q_rank:
@@ -67,7 +67,7 @@ def mla_cache_cpu(op: MlaCache, p: TargetProfile, a: SimpleNamespace) -> None:
 
 def _norm(
     op: MlaCache,
-    p: TargetProfile,
+    p: CpuProfile,
     a: SimpleNamespace,
     row: Any,
     offset: int,
@@ -134,7 +134,7 @@ def sigmoid_gate_reference(op: SigmoidGate, args: Any) -> dict[str, np.ndarray]:
 
 
 @schedule(SigmoidGate, "cpu", "16 lanes; rows and spans of columns in parallel")
-def sigmoid_gate_cpu(op: SigmoidGate, p: TargetProfile, a: SimpleNamespace) -> None:
+def sigmoid_gate_cpu(op: SigmoidGate, p: CpuProfile, a: SimpleNamespace) -> None:
     """One pass."""
 
     def piece(row: Any, at: Any, lanes: int) -> None:

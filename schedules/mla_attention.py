@@ -37,7 +37,7 @@ from k3tvm.schedules.mla_steps import (
     write_out,
 )
 from k3tvm.schedules.mla_tasks import PAIRS, Cells, Task, balanced, sizes, task_of, with_queries
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 
 KEYS = 48  # keys of one online-softmax step; their cache rows stay in the second-level cache
 SPAN = 10 * KEYS  # keys with a softmax of their own, and of one task where sequences are split
@@ -45,7 +45,7 @@ SPLIT_BELOW = 16  # blocks of pairs that keep every thread busy without a split
 PARTS = 64  # spans in flight where sequences are split, over all blocks
 
 
-def attention(op: MlaAttention, p: TargetProfile, a: SimpleNamespace) -> None:
+def attention(op: MlaAttention, p: CpuProfile, a: SimpleNamespace) -> None:
     """Tasks of 16 pairs in parallel, each over all its keys; few long sequences are split."""
     blocks, longest = sizes(op, a)
     with T.If(T.And(blocks < v.int64(SPLIT_BELOW), longest > v.int64(SPAN))):
@@ -55,12 +55,12 @@ def attention(op: MlaAttention, p: TargetProfile, a: SimpleNamespace) -> None:
             _whole_sequences(op, p, a, blocks)
 
 
-def _whole_sequences(op: MlaAttention, p: TargetProfile, a: SimpleNamespace, blocks: Any) -> None:
+def _whole_sequences(op: MlaAttention, p: CpuProfile, a: SimpleNamespace, blocks: Any) -> None:
     with v.parallel(blocks) as index:
         task = with_queries(task_of(op, p, a, balanced(index, blocks)))
         total, softmax = Cells(v.workspace((PAIRS, op.rank))), new_softmax()
         clear_sums(task, total)
-        if op.act == "bfloat16":
+        if op.act != "float32":
             _attend_exact(task, softmax, total)
         else:
             _attend_online(task, softmax, total)
@@ -68,7 +68,7 @@ def _whole_sequences(op: MlaAttention, p: TargetProfile, a: SimpleNamespace, blo
 
 
 def _split_sequences(
-    op: MlaAttention, p: TargetProfile, a: SimpleNamespace, blocks: Any, spans: Any
+    op: MlaAttention, p: CpuProfile, a: SimpleNamespace, blocks: Any, spans: Any
 ) -> None:
     """As many spans at a time as there are parts, then their merge, block by block and in order."""
     at_once = v.opaque(T.min(PARTS // blocks, spans))
@@ -120,7 +120,7 @@ def _split_sequences(
         merge_softmax(*given)
         merge_sums(*given)
 
-    if op.act == "bfloat16":
+    if op.act != "float32":
         rounds(statistics, merge_softmax)
         rounds(exact, merge_sums)
     else:

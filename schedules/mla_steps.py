@@ -221,7 +221,7 @@ def _value_tile(
 
 def write_out(t: Task, softmax: Cells, total: Cells) -> None:
     """out = total / sum of the softmax, unless the shares were divided already."""
-    divide = t.op.act != "bfloat16"
+    divide = t.op.act == "float32"
     with v.serial(t.pairs) as pair:
         row, head = t.row_head(pair)
         whole = v.opaque(softmax.load(SUM, pair, lanes=1))

@@ -9,7 +9,7 @@ from typing import Any
 from k3tvm._tvm import T
 from k3tvm.relax_models.operators import MlaAttention
 from k3tvm.schedules import vector as v
-from k3tvm.schedules.profile import Isa, TargetProfile
+from k3tvm.schedules.profile import Isa, CpuProfile
 
 PAIRS = v.LANES
 
@@ -56,7 +56,7 @@ class Task:
     """
 
     op: MlaAttention
-    p: TargetProfile
+    p: CpuProfile
     a: SimpleNamespace
     slot: Any
     pair: Any
@@ -110,7 +110,7 @@ def balanced(index: Any, blocks: Any) -> Any:
     return v.opaque(T.Select(index % 2 == v.int64(0), half, blocks - 1 - half))
 
 
-def task_of(op: MlaAttention, p: TargetProfile, a: SimpleNamespace, block: Any) -> Task:
+def task_of(op: MlaAttention, p: CpuProfile, a: SimpleNamespace, block: Any) -> Task:
     """Find the sequence of a block of pairs and what its pairs may see."""
     left, owner, inside = (v.scratch(1, "int64") for _ in range(3))
     zero = v.int64(0)

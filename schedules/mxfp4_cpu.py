@@ -11,7 +11,7 @@ from typing import Any
 
 from k3tvm._tvm import T
 from k3tvm.schedules import vector as v
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
@@ -27,7 +27,7 @@ def scale_vector(scale: Any, *index: Any) -> Any:
     return v.bits(T.max(exponent, v.splat(0x00400000, dtype="uint32")), "float32")
 
 
-def elements(profile: TargetProfile, word: Any) -> list[Any]:
+def elements(profile: CpuProfile, word: Any) -> list[Any]:
     """The eight unscaled float32 vectors (16 rows each) of 16 words, for k = 0..7 of the word."""
     decode = _avx512 if profile.isa == "avx512" else _arithmetic
     return [decode(word, shift_of(e)) for e in range(8)]

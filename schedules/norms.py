@@ -11,7 +11,7 @@ from k3tvm._tvm import T
 from k3tvm.relax_models.operators import RmsNorm
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.numerics import round_to
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 
 
@@ -36,7 +36,7 @@ def flag_row(a: SimpleNamespace, row: Any, mean_square: Any) -> None:
             v.store(a.health, T.int32(1), a.site, slot, lanes=1)
 
 
-def mean_square(profile: TargetProfile, x: Any, row: Any, width: int) -> Any:
+def mean_square(profile: CpuProfile, x: Any, row: Any, width: int) -> Any:
     """mean(x[row]^2) in float32: 16 running sums, then their pairwise sum."""
     acc = v.scratch(v.LANES)
     v.store(acc, v.splat(0.0), 0)
@@ -63,7 +63,7 @@ def rms_norm_reference(op: RmsNorm, args: Any) -> dict[str, np.ndarray]:
 
 
 @schedule(RmsNorm, "cpu", "rows in parallel, 16 lanes along the width")
-def rms_norm_cpu(op: RmsNorm, p: TargetProfile, a: SimpleNamespace) -> None:
+def rms_norm_cpu(op: RmsNorm, p: CpuProfile, a: SimpleNamespace) -> None:
     """One row per iteration: mean square, then scale."""
     with v.parallel(a.n) as row:
         ms = mean_square(p, a.x, row, op.width)

@@ -11,9 +11,12 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 
 def round_to(act: Activation, x: np.ndarray) -> np.ndarray:
-    """Round float64 values as activations of dtype `act` are stored: bfloat16, or not at all."""
+    """Round float64 values as activations of dtype `act` are stored; float32 not at all."""
     if act == "float32":
         return x
+    if act == "float16":
+        with np.errstate(over="ignore"):  # beyond 65504 is infinity
+            return x.astype(np.float32).astype(np.float16).astype(np.float64)
     single = np.ascontiguousarray(x, np.float32).view(np.uint32)
     odd = (single >> 16) & 1
     up = ((single + 0x7FFF + odd) & np.uint32(0xFFFF0000)).view(np.float32)

@@ -8,6 +8,7 @@ of an operator are tried in the order in which they are registered; one that doe
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,11 +19,11 @@ import numpy as np
 
 from k3tvm._tvm import IRBuilder, T, tvm
 from k3tvm.errors import TargetError
-from k3tvm.relax_models.operators import Operator
+from k3tvm.relax_models.operators import Arg, Operator
 from k3tvm.schedules.profile import TargetProfile
 
 O = TypeVar("O", bound=Operator)  # noqa: E741
-Body = Callable[[Any, TargetProfile, SimpleNamespace], None]
+Body = Callable[[Any, Any, SimpleNamespace], None]  # the profile is of the schedule's family
 Arrays = Mapping[str, np.ndarray]
 Reference = Callable[[Any, Any], dict[str, np.ndarray]]
 
@@ -30,6 +31,17 @@ OPERATOR_FILES = (
     "attn_res",
     "elementwise",
     "experts",
+    "gpu.attn_res",
+    "gpu.elementwise",
+    "gpu.experts",
+    "gpu.kda_chunk",
+    "gpu.kda_gate",
+    "gpu.kda_step",
+    "gpu.linear",
+    "gpu.mla",
+    "gpu.norms",
+    "gpu.router",
+    "gpu.short_conv",
     "kda_chunk",
     "kda_gate",
     "kda_step",
@@ -47,10 +59,10 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Schedule:
-    """One way to run an operator on one kind of target."""
+    """One way to run an operator on one family of targets."""
 
     operator: type[Operator]
-    kind: str
+    family: str
     name: str
     reason: str
     body: Body
@@ -70,8 +82,8 @@ _schedules: list[Schedule] = []
 _references: dict[type[Operator], Reference] = {}
 
 
-def schedule(operator: type[Operator], kind: str, reason: str) -> Callable[[Body], Body]:
-    """Register `body(op, profile, args)` as a way to run `operator` on targets of `kind`.
+def schedule(operator: type[Operator], family: str, reason: str) -> Callable[[Body], Body]:
+    """Register `body(op, profile, args)` as a way to run `operator` on a family of targets.
 
     The body emits TIR. `args` has one attribute per tensor and scalar of the operator, and one per
     symbolic dimension (`args.n`). It raises `Refusal` when the operator or profile does not fit.
@@ -79,7 +91,7 @@ def schedule(operator: type[Operator], kind: str, reason: str) -> Callable[[Body
 
     def register(body: Body) -> Body:
         name = f"{body.__module__.rsplit('.', 1)[-1]}.{body.__name__}"
-        _schedules.append(Schedule(operator, kind, name, reason, body))
+        _schedules.append(Schedule(operator, family, name, reason, body))
         return body
 
     return register
@@ -114,12 +126,6 @@ def reference_of(operator: Operator) -> Reference:
 def build_function(op: Operator, profile: TargetProfile, body: Body) -> Any:
     """Emit a PrimFunc for `op`: parameters from its arguments and scalars, then the body."""
     symbols: dict[str, Any] = {}
-
-    def dim(d: int | str) -> Any:
-        if isinstance(d, int):
-            return T.int64(d)
-        return symbols.setdefault(d, tvm.tirx.Var(d, "int64"))
-
     args = op.arguments()
     names: dict[str, Any] = {}
     with IRBuilder() as builder, T.prim_func():
@@ -129,9 +135,28 @@ def build_function(op: Operator, profile: TargetProfile, body: Body) -> Any:
         names |= {s: T.arg(s, tvm.tirx.Var(s, "int64")) for s in op.scalars}
         handles += [(a, T.arg(a.name, T.handle())) for a in args if a.role == "out"]
         for a, handle in handles:
-            names[a.name] = T.match_buffer(handle, tuple(dim(d) for d in a.shape), a.dtype)
+            buffer = T.match_buffer(handle, _shape(a, profile, symbols), a.dtype)
+            names[a.name] = IRBuilder.name(a.name, buffer)
         body(op, profile, SimpleNamespace(**names, **symbols))
     return builder.get()
+
+
+def _shape(arg: Arg, profile: TargetProfile, symbols: dict[str, Any]) -> tuple[Any, ...]:
+    """The shape of an argument in TIR; one variable per symbol.
+
+    GPUs count in 32 bits, which is several times faster there, except inside of tensors that have
+    more elements than that; kernels make the first index of such a tensor 64-bit (`gpu.grid.wide`).
+    """
+    narrow = profile.family == "gpu"
+    known = math.prod(d for d in arg.shape if isinstance(d, int))
+    static = T.int32 if narrow and known < 2**31 else T.int64
+
+    def dim(d: int | str) -> Any:
+        if isinstance(d, int):
+            return static(d)
+        return symbols.setdefault(d, tvm.tirx.Var(d, "int32" if narrow else "int64"))
+
+    return tuple(dim(d) for d in arg.shape)
 
 
 @cache
@@ -142,8 +167,8 @@ def select(op: Operator, profile: TargetProfile) -> Kernel:
     for s in _schedules:
         if s.operator is not type(op):
             continue
-        if s.kind != profile.kind:
-            refusals.append(f"{s.name}: is for {s.kind}")
+        if s.family != profile.family:
+            refusals.append(f"{s.name}: is for {s.family}")
             continue
         try:
             return Kernel(op, s.name, s.reason, build_function(op, profile, s.body))

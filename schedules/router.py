@@ -12,7 +12,7 @@ from k3tvm.relax_models.operators import ExpertSort, Router
 from k3tvm.schedules import functions as f
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.numerics import sigmoid
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import Refusal, reference, schedule
 
 # Picks are ranked as integers, so that NaN has a place too: that of -infinity. No number has the
@@ -46,7 +46,7 @@ def router_reference(op: Router, args: Any) -> dict[str, np.ndarray]:
 
 
 @schedule(Router, "cpu", "rows in parallel; top-k by repeated 16-lane maximum of integer ranks")
-def router_cpu(op: Router, p: TargetProfile, a: SimpleNamespace) -> None:
+def router_cpu(op: Router, p: CpuProfile, a: SimpleNamespace) -> None:
     """Scores and ranks of a row into scratch, groups masked, then one expert at a time."""
     if op.top_k > op.experts:
         raise Refusal(f"requires top_k <= experts, got {op.top_k} > {op.experts}")
@@ -63,7 +63,7 @@ def router_cpu(op: Router, p: TargetProfile, a: SimpleNamespace) -> None:
 
 
 def _rank(
-    op: Router, p: TargetProfile, a: SimpleNamespace, row: Any, scores: Any, ranks: Any
+    op: Router, p: CpuProfile, a: SimpleNamespace, row: Any, scores: Any, ranks: Any
 ) -> None:
     """scores[e] = sigmoid(logit); ranks[e] orders the biased scores as integers."""
 
@@ -174,7 +174,7 @@ def expert_sort_reference(op: ExpertSort, args: Any) -> dict[str, np.ndarray]:
 
 
 @schedule(ExpertSort, "cpu", "one thread: three passes that are short next to the experts' work")
-def expert_sort_cpu(op: ExpertSort, p: TargetProfile, a: SimpleNamespace) -> None:
+def expert_sort_cpu(op: ExpertSort, p: CpuProfile, a: SimpleNamespace) -> None:
     """Counts, their running sum, then every pair to the next place of its expert."""
     place = v.scratch(op.experts, "int32")
     one = T.int32(1)

@@ -12,7 +12,7 @@ from k3tvm.relax_models.operators import ShortConv
 from k3tvm.schedules import functions
 from k3tvm.schedules import vector as v
 from k3tvm.schedules.numerics import round_to, sigmoid
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 from k3tvm.schedules.spans import along, sequence
 
@@ -40,7 +40,7 @@ def block_width(channels: int) -> int:
 @schedule(
     ShortConv, "cpu", "blocks of channels in parallel, rows in order: no thread shares a tail"
 )
-def short_conv_cpu(op: ShortConv, p: TargetProfile, a: SimpleNamespace) -> None:
+def short_conv_cpu(op: ShortConv, p: CpuProfile, a: SimpleNamespace) -> None:
     """A task owns its channels of all sequences, so it may rewrite their tail when it is done."""
     width = block_width(op.channels)
     whole, rest = divmod(op.channels, width)
@@ -50,7 +50,7 @@ def short_conv_cpu(op: ShortConv, p: TargetProfile, a: SimpleNamespace) -> None:
         _block(op, p, a, whole * width, rest)
 
 
-def _block(op: ShortConv, p: TargetProfile, a: SimpleNamespace, channel: Any, width: int) -> None:
+def _block(op: ShortConv, p: CpuProfile, a: SimpleNamespace, channel: Any, width: int) -> None:
     history = op.kernel - 1
     with v.serial(a.m) as s:
         slot, first, rows = sequence(a.seqs, s)
@@ -64,7 +64,7 @@ def _block(op: ShortConv, p: TargetProfile, a: SimpleNamespace, channel: Any, wi
 
 def _row(
     op: ShortConv,
-    p: TargetProfile,
+    p: CpuProfile,
     a: SimpleNamespace,
     slot: Any,
     first: Any,

@@ -15,7 +15,7 @@ from k3tvm._tvm import T
 from k3tvm.relax_models.operators import WeightFormat
 from k3tvm.schedules import mxfp4_cpu
 from k3tvm.schedules import vector as v
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 
 Finish = Callable[[Any, int, Any], None]
 CHAINS = 4  # independent sums per vector: covers the latency of the multiply-add
@@ -28,7 +28,7 @@ class Weights:
 
     fmt: WeightFormat
     k: int
-    profile: TargetProfile
+    profile: CpuProfile
     words: Any
     scale: Any = None
 
@@ -42,7 +42,7 @@ class Tile:
     depth: int
 
 
-def tile_of(profile: TargetProfile) -> Tile:
+def tile_of(profile: CpuProfile) -> Tile:
     """What fits the registers: 24 + 2 of 32 zmm, 12 + 2 of 16 ymm (two a vector), 8 + 4 of 16 xmm.
 
     The decoded slice takes half of a 32 KiB L1 cache at most; short slices also are more accurate.

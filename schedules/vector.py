@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from k3tvm._tvm import T
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 
 Expr = Any  # a TIR expression; TVM's own types are not exported for annotation
 Buffer = Any
@@ -112,7 +112,7 @@ def float_intrinsic(stem: str, lanes: int, *args: Expr) -> Expr:
     )
 
 
-def fma(profile: TargetProfile, a: Expr, b: Expr, c: Expr, lanes: int = LANES) -> Expr:
+def fma(profile: CpuProfile, a: Expr, b: Expr, c: Expr, lanes: int = LANES) -> Expr:
     """a * b + c: fused where the target has the instruction, else two roundings."""
     return float_intrinsic("fma", lanes, a, b, c) if profile.fma else a * b + c
 
@@ -154,9 +154,31 @@ def round_bf16(value: Expr, lanes: int = LANES) -> Expr:
     return bits(T.Select(finite, rounded, u), "float32", lanes)
 
 
+def round_f16(value: Expr, lanes: int = LANES) -> Expr:
+    """Round float32 to the nearest float16, ties to even; infinities and NaN keep their kind.
+
+    In float32 arithmetic, so that it is the same on machines without half precision.
+    """
+    u = let(bits(value, "uint32", lanes))
+    size = let(T.bitwise_and(u, splat(0x7FFFFFFF, lanes, "uint32")))
+    odd = T.bitwise_and(u >> splat(13, lanes, "uint32"), splat(1, lanes, "uint32"))
+    nearest = let(
+        T.bitwise_and(u + splat(0xFFF, lanes, "uint32") + odd, splat(0xFFFFE000, lanes, "uint32"))
+    )
+    # subnormals of float16 are multiples of 2^-24, the last place of float32 values around 0.75
+    shifted = let(value + splat(0.75, lanes))
+    tiny = bits(let(shifted - splat(0.75, lanes)), "uint32", lanes)
+    sign = T.bitwise_and(u, splat(0x80000000, lanes, "uint32"))
+    infinity = T.bitwise_or(sign, splat(0x7F800000, lanes, "uint32"))
+    normal = T.Select(size < splat(0x38800000, lanes, "uint32"), T.bitwise_or(tiny, sign), nearest)
+    large = T.Select(size < splat(0x477FF000, lanes, "uint32"), normal, infinity)  # 65520
+    return bits(T.Select(size < splat(0x7F800001, lanes, "uint32"), large, u), "float32", lanes)
+
+
 def rounded(act: str, value: Expr, lanes: int = LANES) -> Expr:
     """The value as the activation dtype holds it: unchanged for "float32"."""
-    return round_bf16(value, lanes) if act == "bfloat16" else value
+    rounding = {"float32": lambda value, lanes: value, "bfloat16": round_bf16, "float16": round_f16}
+    return rounding[act](value, lanes)
 
 
 def bf16_pair(word: Expr, lanes: int = 8) -> tuple[Expr, Expr]:

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from k3tvm._tvm import tvm
+from k3tvm.compiler import lowering
 from k3tvm.compiler.targets.cpu import cpu_profile
+from k3tvm.compiler.targets.vulkan import vulkan_profile
 from k3tvm.relax_models.operators import Arg, Operator
 from k3tvm.runtime.cpu import NEEDS, host_features
 from k3tvm.schedules import registry
 from k3tvm.schedules.profile import TargetProfile
+from tests.devices import require
 
 
 def host_profiles() -> list[TargetProfile]:
@@ -23,13 +26,43 @@ def host_profiles() -> list[TargetProfile]:
     return [cpu_profile(isa) for isa in reversed(able)]
 
 
+def gpu_profiles() -> list[TargetProfile]:
+    """Every GPU profile that kernels are tested with: they run on Mesa's lavapipe."""
+    return [vulkan_profile("lavapipe")]
+
+
+def profiles() -> list[TargetProfile]:
+    """All of them."""
+    return host_profiles() + gpu_profiles()
+
+
 @cache
 def compiled(op: Operator, profile: TargetProfile) -> Any:
     """The kernel of `op` as a callable TVM function."""
     kernel = registry.select(op, profile)
     target = tvm.target.Target(profile.tvm_target())
     func = kernel.func.with_attr("global_symbol", op.key)
-    return tvm.compile(tvm.IRModule({op.key: func}), target=target)[op.key]
+    pipeline = "default"
+    if profile.family == "gpu":
+        load_vulkan()
+        pipeline = lowering.register()
+    module = tvm.IRModule({op.key: func})
+    return tvm.compile(module, target=target, tir_pipeline=pipeline)[op.key]
+
+
+@cache
+def load_vulkan() -> None:
+    """Give TVM our Vulkan: code generation and runtime."""
+    from k3tvm.vulkan import build, plugin
+
+    require("vulkan")
+    plugin.load()
+    build.register()
+
+
+def device_of(profile: TargetProfile) -> Any:
+    """The TVM device that runs a profile's kernels."""
+    return tvm.device("cpu" if profile.family == "cpu" else profile.kind, 0)
 
 
 def run(
@@ -41,11 +74,12 @@ def run(
 ) -> dict[str, np.ndarray]:
     """Run the kernel; returns every `inout` and `out` array. Outputs start as NaN or -1."""
     sizes = _symbols(op, inputs) | symbols
-    tensors = {a.name: tvm.runtime.tensor(_array(a, inputs, sizes)) for a in op.arguments()}
+    kernel, device = compiled(op, profile), device_of(profile)
+    tensors = {a.name: tvm.runtime.tensor(_array(a, inputs, sizes), device) for a in op.arguments()}
     given = [tensors[a.name] for a in op.arguments() if a.role != "out"]
     outs = [tensors[a.name] for a in op.arguments() if a.role == "out"]
     values = scalars or {}
-    compiled(op, profile)(*given, *(values[s] for s in op.scalars), *outs)
+    kernel(*given, *(values[s] for s in op.scalars), *outs)
     return {a.name: tensors[a.name].numpy() for a in op.arguments() if a.role != "in"}
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from k3tvm.relax_models.operators import AttnResNorm, BankPush, RmsNorm
-from tests.kernels import expect, host_profiles, relative_error, run
+from k3tvm.schedules.numerics import round_to
+from tests.kernels import expect, profiles, relative_error, run
 from tests.tolerances import tolerance
 
-PROFILES = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
-ACTS = pytest.mark.parametrize("act", ["float32", "bfloat16"])
+PROFILES = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
+ACTS = pytest.mark.parametrize("act", ["float32", "bfloat16", "float16"])
 
 
 def mix_inputs(entries: int, rows: int, width: int) -> dict[str, np.ndarray]:
@@ -50,8 +51,7 @@ def test_an_empty_bank_gives_the_stream_itself_whatever_the_bank_holds(profile, 
     inputs["bank"][:] = np.nan
     inputs["query"] *= 1e4
     got = run(AttnResNorm(width, 2, 1e-5, act), profile, inputs, {"count": 0, "site": 0})["out"]
-    if act == "bfloat16":
-        inputs["stream"] = (inputs["stream"].view(np.uint32) & 0xFFFF0000).view(np.float32)
+    inputs["stream"] = round_to(act, inputs["stream"].astype(np.float64)).astype(np.float32)
     rms = {"x": inputs["stream"]} | {k: inputs[k] for k in ("weight", "seqs", "health")}
     want = expect(RmsNorm(width, 1e-5, act), rms, {"site": 0})["out"]
     assert relative_error(got, want) <= tolerance("rms_norm", act)

@@ -57,7 +57,7 @@ def no_kernels(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def export_library(self, path: str) -> None:
             shutil.copy(compiled / "code" / "cpu.so", path)
 
-    monkeypatch.setattr(compiler, "compile_module", lambda *args: Compiled(Library(), ()))
+    monkeypatch.setattr(compiler, "compile_module", lambda *args: Compiled(args[2], Library(), ()))
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -304,7 +304,7 @@ def test_linking_is_asked_about_first(
         patch.setenv("PATH", str(tmp_path))
         with pytest.raises(TargetError, match="no C.. compiler"):
             compile_checkpoint(checkpoint, tmp_path / "out", Options())
-    monkeypatch.setattr(compiler, "compile_module", lambda *args: Compiled(Unlinkable(), ()))
+    monkeypatch.setattr(compiler, "compile_module", lambda *args: Compiled(args[2], Unlinkable(), ()))
     with pytest.raises(TargetError, match="cannot be linked: g.. failed"):
         compile_checkpoint(checkpoint, tmp_path / "out", Options())
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from k3tvm.relax_models.operators import Embed, ExpertCombine, Glu, LastRows
-from tests.kernels import expect, host_profiles, relative_error, run
+from tests.kernels import expect, profiles, relative_error, run
 from tests.tolerances import tolerance
 
-PROFILES = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
-ACTS = pytest.mark.parametrize("act", ["float32", "bfloat16"])
+PROFILES = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
+ACTS = pytest.mark.parametrize("act", ["float32", "bfloat16", "float16"])
 
 
 @PROFILES

@@ -1,4 +1,4 @@
-"""The vector functions against float64: dense grids, extremes, every lane count, all profiles."""
+"""The functions of CPU and GPU against float64: dense grids, extremes, lane counts, rounding."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from k3tvm._tvm import IRBuilder, T, tvm
+from k3tvm.compiler import lowering
+from k3tvm.relax_models.operators import Activation
 from k3tvm.schedules import functions
 from k3tvm.schedules import vector as v
-from k3tvm.schedules.numerics import sigmoid
-from k3tvm.schedules.profile import TargetProfile
-from tests.kernels import host_profiles
+from k3tvm.schedules.gpu import functions as gpu_functions
+from k3tvm.schedules.gpu import grid as g
+from k3tvm.schedules.numerics import round_to, sigmoid
+from k3tvm.schedules.profile import CpuProfile, GpuProfile, TargetProfile
+from tests.kernels import device_of, gpu_profiles, host_profiles, load_vulkan, profiles
 from tests.tolerances import tolerance
 
 EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -26,32 +30,56 @@ EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 SMALLEST_NORMAL, LARGEST = 2.0**-126, float(np.finfo(np.float32).max)
 
-each_profile = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
+each_profile = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
+each_host = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
 
 
 @cache
 def kernel(name: str, profile: TargetProfile, lanes: int) -> Any:
-    """out[i] = function(x[i]) in steps of `lanes`."""
+    """out[i] = function(x[i]) in steps of `lanes`, on a GPU one by one."""
+    index = "int64" if profile.family == "cpu" else "int32"
     with IRBuilder() as builder, T.prim_func():
         T.func_name(name)
-        T.func_attr({"global_symbol": name, "tirx.noalias": True})
-        n = tvm.tirx.Var("n", "int64")
+        T.func_attr({"tirx.noalias": True})
+        n = tvm.tirx.Var("n", index)
         x = T.match_buffer(T.arg("x", T.handle()), (n,), "float32")
         out = T.match_buffer(T.arg("out", T.handle()), (n,), "float32")
-        with v.serial(n // v.int64(lanes)) as i:
-            value = getattr(functions, name)(profile, v.load(x, i * lanes, lanes=lanes), lanes)
-            v.store(out, value, i * lanes, lanes=lanes)
-    target = tvm.target.Target({"kind": "llvm", "mcpu": profile.mcpu})
-    return tvm.compile(tvm.IRModule({name: builder.get()}), target=target)[name]
+        if isinstance(profile, CpuProfile):
+            with v.serial(n // v.int64(lanes)) as i:
+                value = getattr(functions, name)(profile, v.load(x, i * lanes, lanes=lanes), lanes)
+                v.store(out, value, i * lanes, lanes=lanes)
+        else:
+            with g.each(n) as i:
+                g.store(out, gpu_value(name, x[i]), i)
+    pipeline = "default"
+    if profile.family == "gpu":
+        load_vulkan()
+        pipeline = lowering.register()
+    module = tvm.IRModule({name: builder.get().with_attr("global_symbol", name)})
+    target = tvm.target.Target(profile.tvm_target())
+    return tvm.compile(module, target=target, tir_pipeline=pipeline)[name]
+
+
+def gpu_value(name: str, x: Any) -> Any:
+    """A function of the GPU, or rounding to the activation dtype of that name."""
+    if name in ("bfloat16", "float16"):
+        return gpu_functions.rounded(name, x)
+    return getattr(gpu_functions, name)(x)
 
 
 def apply(name: str, profile: TargetProfile, x: np.ndarray, lanes: int = 16) -> np.ndarray:
     """The function of every element, `lanes` at a time; x is padded with zeros."""
     padded = np.zeros(-(-len(x) // 16) * 16, np.float32)
     padded[: len(x)] = x
-    out = tvm.runtime.tensor(np.full_like(padded, np.nan))
-    kernel(name, profile, lanes)(tvm.runtime.tensor(padded), out)
+    call, device = kernel(name, profile, lanes), device_of(profile)
+    out = tvm.runtime.tensor(np.full_like(padded, np.nan), device)
+    call(tvm.runtime.tensor(padded, device), out)
     return out.numpy()[: len(x)]
+
+
+def bound(name: str, profile: TargetProfile) -> float:
+    """The largest error accepted, in units of the last place."""
+    return tolerance(f"{name}_ulp") + (tolerance("gpu_ulp") if profile.family == "gpu" else 0.0)
 
 
 def grid() -> np.ndarray:
@@ -78,7 +106,7 @@ def test_error_in_units_of_the_last_place(profile: TargetProfile, name: str) -> 
     with np.errstate(over="ignore"):
         want = EXACT[name](x.astype(np.float64))
     got = apply(name, profile, x).astype(np.float64)
-    assert ulp_error(got, want) <= tolerance(f"{name}_ulp")
+    assert ulp_error(got, want) <= bound(name, profile)
 
 
 @each_profile
@@ -116,13 +144,30 @@ def test_tanh_keeps_the_sign_of_zero(profile: TargetProfile) -> None:
     assert np.signbit(got).tolist() == [False, True]
 
 
-@each_profile
+@each_host
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
-def test_every_lane_count_gives_the_same_bits(profile: TargetProfile, lanes: int) -> None:
+def test_every_lane_count_gives_the_same_bits(profile: CpuProfile, lanes: int) -> None:
     x = np.random.default_rng(3).uniform(-100, 100, 512).astype(np.float32)
     for name in EXACT:
         want = apply(name, profile, x)
         np.testing.assert_array_equal(apply(name, profile, x, lanes), want, err_msg=name)
+
+
+@pytest.mark.parametrize("profile", gpu_profiles(), ids=lambda p: p.name)
+@pytest.mark.parametrize("act", ["bfloat16", "float16"])
+def test_f12_gpu_rounding_is_exact(profile: GpuProfile, act: Activation) -> None:
+    """Every exponent, ties, subnormals, overflow: the bits of the reference."""
+    words = np.random.default_rng(8).integers(0, 2**32, 200_000, np.uint32)
+    ties = words[:50_000] & np.uint32(0xFFFFF000)
+    small = (np.linspace(-(2.0**-13), 2.0**-13, 50_001)).astype(np.float32)
+    edges = np.array([65504, 65519.996, 65520, 65536, 0, -0.0, np.inf, -np.inf], np.float32)
+    x = np.concatenate([words.view(np.float32), ties.view(np.float32), small, edges])
+    x = x[~np.isnan(x)]
+    normal = (np.abs(x) >= SMALLEST_NORMAL) | (x == 0)
+    got, want = apply(act, profile, x), round_to(act, x.astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(got[normal].view(np.uint32), want[normal].view(np.uint32))
+    assert np.abs(got[~normal]).max() <= SMALLEST_NORMAL
+    assert np.isnan(apply(act, profile, np.array([np.nan, -np.nan], np.float32))).all()
 
 
 def test_interpolation_errors_are_far_below_rounding() -> None:

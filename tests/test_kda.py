@@ -11,7 +11,7 @@ from k3tvm.relax_models.operators import Activation, GatedRmsNorm, KdaChunk, Kda
 from k3tvm.schedules.numerics import round_to
 from k3tvm.schedules.profile import TargetProfile
 from k3tvm.schedules.registry import reference_of
-from tests.kernels import expect, host_profiles, relative_error, run
+from tests.kernels import expect, profiles, relative_error, run
 from tests.tolerances import tolerance
 
 Seqs = list[tuple[int, int, int, int]]
@@ -21,8 +21,8 @@ Form = type[KdaStep] | type[KdaChunk]
 SLOTS = 6
 MIXED: Seqs = [(4, 0, 1, 9), (0, 1, 2, 0), (5, 3, 17, 2), (1, 20, 16, 0), (3, 36, 37, 7)]
 
-each_profile = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
-each_act = pytest.mark.parametrize("act", ["float32", "bfloat16"])
+each_profile = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
+each_act = pytest.mark.parametrize("act", ["float32", "bfloat16", "float16"])
 each_form = pytest.mark.parametrize("form", [KdaStep, KdaChunk], ids=lambda f: f.__name__)
 
 
@@ -54,7 +54,9 @@ def only(
 
 @each_profile
 @pytest.mark.parametrize("bound", [-5.0, None])
-@pytest.mark.parametrize(("rows", "heads", "dim"), [(1, 1, 1), (3, 5, 37), (4, 3, 128)])
+@pytest.mark.parametrize(
+    ("rows", "heads", "dim"), [(1, 1, 1), (2, 7, 4), (3, 5, 37), (4, 3, 128), (70_000, 2, 1)]
+)
 def test_f9_decay_and_beta_of_both_gates(
     profile: TargetProfile, bound: float | None, rows: int, heads: int, dim: int
 ) -> None:
@@ -92,7 +94,9 @@ def test_f10_gates_at_extreme_inputs(
 
 @each_profile
 @each_act
-@pytest.mark.parametrize(("rows", "heads", "dim"), [(1, 1, 1), (3, 5, 37), (2, 3, 128)])
+@pytest.mark.parametrize(
+    ("rows", "heads", "dim"), [(1, 1, 1), (2, 9, 4), (3, 5, 37), (2, 3, 128), (70_000, 2, 1)]
+)
 def test_gated_norm(
     profile: TargetProfile, act: Activation, rows: int, heads: int, dim: int
 ) -> None:
@@ -120,7 +124,9 @@ def test_gated_norm(
         (3, 5, 7, "float32"),
         (2, 37, 50, "float32"),
         (2, 37, 50, "bfloat16"),
+        (2, 37, 50, "float16"),
         (2, 48, 130, "float32"),
+        (1, 130, 33, "float32"),
     ],
 )
 def test_f3_f5_many_sequences_and_widths(
@@ -298,7 +304,7 @@ def test_f12_no_drift_in_4096_steps(form: Form) -> None:
     op = form(1, 32, 32, "float32")
     inputs = inputs_of(op, [(0, 0, 4096, 0)], lowest=-0.01)
     want = expect(op, inputs)
-    for profile in host_profiles():
+    for profile in profiles():
         got = run(op, profile, inputs)
         assert relative_error(got["out"], want["out"]) <= tolerance("kda_drift")
         assert relative_error(got["state"][0], want["state"][0]) <= tolerance("kda_drift")
@@ -311,13 +317,14 @@ def test_f12_no_drift_in_4096_steps(form: Form) -> None:
 
 @each_profile
 @each_form
-def test_f12_bfloat16_rounds_the_output_and_nothing_else(
-    profile: TargetProfile, form: Form
+@pytest.mark.parametrize("act", ["bfloat16", "float16"])
+def test_f12_16_bits_round_the_output_and_nothing_else(
+    profile: TargetProfile, form: Form, act: Activation
 ) -> None:
-    """The state after a bfloat16 run has the bits of the float32 run."""
+    """The state after a run in 16 bits has the bits of the float32 run."""
     inputs = inputs_of(form(2, 24, 40, "float32"), MIXED)
     exact = run(form(2, 24, 40, "float32"), profile, inputs)
-    coarse = run(form(2, 24, 40, "bfloat16"), profile, inputs)
+    coarse = run(form(2, 24, 40, act), profile, inputs)
     np.testing.assert_array_equal(coarse["state"], exact["state"])
-    want = round_to("bfloat16", exact["out"].astype(np.float64))
+    want = round_to(act, exact["out"].astype(np.float64))
     np.testing.assert_array_equal(coarse["out"], want.astype(np.float32))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from k3tvm.relax_models.operators import MlaAttention, MlaCache, SigmoidGate
-from tests.kernels import expect, host_profiles, relative_error, run
+from tests.kernels import expect, profiles, relative_error, run
 from tests.tolerances import tolerance
 
-PROFILES = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
-ACTS = pytest.mark.parametrize("act", ["float32", "bfloat16"])
+PROFILES = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
+ACTS = pytest.mark.parametrize("act", ["float32", "bfloat16", "float16"])
 SEQS = {
     "one token": [[0, 0, 1, 0]],
     "mixed": [[3, 0, 1, 4], [0, 1, 5, 0], [2, 6, 1, 60]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from k3tvm.checkpoint.presets import PRESETS
 from k3tvm.compare.verify import verify
 from k3tvm.runtime.engine import Engine
 from tests.bundles import Bundles
+from tests.devices import TARGETS
 from tests.tolerances import tolerance
 from tests.truth import Truth, by_steps, in_cuts, random_prompt
 
@@ -29,9 +31,10 @@ class Model:
     truth: Truth
 
 
-@pytest.fixture(scope="module", params=SMALL)
+@pytest.fixture(scope="module", params=itertools.product(TARGETS, SMALL), ids="-".join)
 def model(request: pytest.FixtureRequest, bundles: Bundles) -> Model:
-    engine = bundles.engine(request.param)
+    target, preset = request.param
+    engine = bundles.engine(preset, target=target)
     return Model(engine, Truth(engine))
 
 

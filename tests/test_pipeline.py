@@ -29,7 +29,7 @@ from k3tvm.relax_models import operators as ops
 from k3tvm.relax_models.config import ModelConfig
 from k3tvm.relax_models.decoder import Model, build_model
 from k3tvm.runtime.engine import Engine
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile
 from tests.bundles import Bundles
 from tests.tolerances import tolerance
 from tests.truth import Truth, by_steps, in_cuts, random_prompt
@@ -180,7 +180,7 @@ def test_f26_an_unknown_target_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("variant", ["portable", "avx2", "avx512"])
 def test_a_named_level_is_what_is_compiled_for(variant: str) -> None:
     profile = profile_of(f"cpu:{variant}")
-    assert isinstance(profile, TargetProfile) and profile.isa == variant
+    assert isinstance(profile, CpuProfile) and profile.isa == variant
     assert profile.name == f"cpu:{variant}" and profile.tvm_target()["kind"] == "llvm"
 
 

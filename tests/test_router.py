@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from k3tvm.relax_models.operators import ExpertSort, Router
-from tests.kernels import expect, host_profiles, relative_error, run
+from tests.kernels import expect, profiles, relative_error, run
 from tests.tolerances import tolerance
 
-PROFILES = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
+PROFILES = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
 
 
 def check(op: Router, profile, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -7,14 +7,14 @@ import pytest
 
 from k3tvm.relax_models.operators import Activation, ShortConv
 from k3tvm.schedules.profile import TargetProfile
-from tests.kernels import expect, host_profiles, relative_error, run
+from tests.kernels import expect, profiles, relative_error, run
 from tests.tolerances import tolerance
 
 Seqs = list[tuple[int, int, int, int]]
 
 SLOTS = 6
 
-each_profile = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
+each_profile = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
 
 
 def inputs_of(op: ShortConv, seqs: Seqs, seed: int = 1) -> dict[str, np.ndarray]:
@@ -35,7 +35,7 @@ def inputs_of(op: ShortConv, seqs: Seqs, seed: int = 1) -> dict[str, np.ndarray]
 
 
 @each_profile
-@pytest.mark.parametrize("act", ["float32", "bfloat16"])
+@pytest.mark.parametrize("act", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("channels", "kernel"), [(1, 4), (37, 4), (300, 3), (48, 2)])
 def test_f4_f5_sequences_of_length_1_to_kernel_plus_1(
     profile: TargetProfile, act: Activation, channels: int, kernel: int
@@ -82,5 +82,5 @@ def test_f6_later_rows_do_not_change_earlier_ones(profile: TargetProfile) -> Non
 def test_bfloat16_results_are_bfloat16() -> None:
     op = ShortConv(33, 4, 33, "bfloat16")
     inputs = inputs_of(op, [(0, 0, 5, 0)])
-    for profile in host_profiles():
+    for profile in profiles():
         assert not (run(op, profile, inputs)["out"].view(np.uint32) & 0xFFFF).any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,7 @@ from k3tvm.runtime.cpu import cores
 from k3tvm.runtime.engine import Engine
 from k3tvm.runtime.machine import set_threads
 from tests.bundles import CONTEXT, SLOTS, Bundles
+from tests.devices import TARGETS
 from tests.tolerances import tolerance
 from tests.truth import in_cuts, random_prompt
 
@@ -23,9 +25,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PRESETS = ("k3-tiny", "kimi-linear-tiny")
 
 
-@pytest.fixture(params=PRESETS)
+@pytest.fixture(params=itertools.product(TARGETS, PRESETS), ids="-".join)
 def engine(request: pytest.FixtureRequest, bundles: Bundles) -> Engine:
-    return bundles.engine(request.param)
+    target, preset = request.param
+    return bundles.engine(preset, target=target)
 
 
 class Solo:

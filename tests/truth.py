@@ -15,7 +15,7 @@ from k3tvm.runtime.engine import Engine
 
 Array = np.ndarray[Any, Any]
 Picks = dict[int, Array]
-Kind = Literal["exact", "float32", "bfloat16"]
+Kind = Literal["exact", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Run:
 
 @dataclass
 class Truth:
-    """References on the weights of one engine: float64, float32, and the bfloat16 precision map."""
+    """References on the weights of one engine: float64, float32, and the 16-bit precision maps."""
 
     engine: Engine
     references: dict[Kind, Reference] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Truth:
             e = self.engine
             tensors = BundleTensors(e.config, e.manifest.arrays, e.arrays)
             dtype = torch.float64 if kind == "exact" else torch.float32
-            precision: Literal["exact", "bfloat16"] = "bfloat16" if kind == "bfloat16" else "exact"
+            precision = "exact" if kind == "float32" else kind
             self.references[kind] = Reference(e.config, tensors, dtype, precision)
         return self.references[kind]
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from k3tvm.bench.kernels import dispatches, kernel_table
 from k3tvm.bench.peaks import read_peak, sgemm_peak
 from k3tvm.bundle.manifest import ArrayEntry
 from k3tvm.runtime.engine import Engine
-from k3tvm.runtime.machine import Machine, threads_in_use
+from k3tvm.runtime.machine import threads_in_use
 from k3tvm.schedules.layouts import ROWS
 
 
@@ -31,28 +32,48 @@ def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, A
     """Measure. Memory bandwidth of shared machines drifts, so every round takes the limits right
     beside the speeds, the better of before and after; shares are medians of the rounds' shares.
     """
-    threads, target = threads_in_use(), engine.manifest.code[0].target
+    limits = Limits(engine)
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, engine.config.vocab_size, plan.prompt)
     _warm_up(engine, prompt)
     rounds = []
     for i in range(plan.rounds):
         say(f"round {i + 1} of {plan.rounds}")
-        rounds.append(_round(engine, plan, prompt, rng, target, threads))
+        rounds.append(_round(engine, plan, prompt, rng, limits))
     peak_memory = _resident()
     say("timing kernels")
+    kernels = kernel_table(engine, plan.prompt)
     return {
-        "threads": threads,
-        "target": target,
+        "device": engine.device.label,
+        "threads": threads_in_use(),
+        "target": engine.device.code.target,
         "machine": {
             "read_bytes_per_s": median(r.read for r in rounds),
-            "sgemm_flops": median(r.sgemm for r in rounds),
+            "sgemm_flops": median(r.sgemm for r in rounds) if limits.on_cpu else None,
         },
         "prefill": _prefill_facts(engine, plan, rounds),
         "decode": _decode_facts(engine, plan, rounds),
         "memory": _memory_facts(engine, peak_memory),
-        "kernels": kernel_table(engine, plan.prompt),
+        "dispatches_per_token": dispatches(kernels),
+        "kernels": kernels,
     }
+
+
+class Limits:
+    """What the engine's device can do at most; a GPU has no BLAS here to be compared with."""
+
+    def __init__(self, engine: Engine) -> None:
+        device = engine.device
+        self.threads, self.on_cpu = threads_in_use(), device.code.kind == "cpu"
+        self.target = device.code.target if self.on_cpu else f"{device.code.kind}:{device.index}"
+
+    def read(self) -> float:
+        """Bytes per second of reads."""
+        return read_peak(self.target, self.threads)
+
+    def sgemm(self) -> float:
+        """Operations per second of single precision matrix products; infinite when unknown."""
+        return sgemm_peak(self.threads) if self.on_cpu else float("inf")
 
 
 @dataclass(frozen=True)
@@ -65,13 +86,13 @@ class Round:
     sgemm: float
 
 
-def _round(engine: Engine, plan: Plan, prompt: Any, rng: Any, target: str, threads: int) -> Round:
-    sgemm = sgemm_peak(threads)
+def _round(engine: Engine, plan: Plan, prompt: Any, rng: Any, limits: Limits) -> Round:
+    sgemm = limits.sgemm()
     prefill = _time_prefill(engine, prompt)
-    sgemm = max(sgemm, sgemm_peak(threads))
-    read = read_peak(target, threads)
+    sgemm = max(sgemm, limits.sgemm())
+    read = limits.read()
     decode = _time_decode(engine, plan.tokens, rng)
-    return Round(prefill, decode, max(read, read_peak(target, threads)), sgemm)
+    return Round(prefill, decode, max(read, limits.read()), sgemm)
 
 
 def touched_bytes(engine: Engine) -> int:
@@ -132,7 +153,7 @@ def _prefill_facts(engine: Engine, plan: Plan, rounds: list[Round]) -> dict[str,
         "prompt_tokens": plan.prompt,
         "tokens_per_s": rate,
         "flops": per_token * rate,
-        "share_of_sgemm_peak": median(per_token * r.prefill / r.sgemm for r in rounds),
+        "share_of_sgemm_peak": median(per_token * r.prefill / r.sgemm for r in rounds) or None,
     }
 
 
@@ -160,58 +181,3 @@ def _resident() -> int:
     """The most memory this process has had, in bytes (getrusage would begin with its parent's)."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
-def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
-    """Time of every kernel in a decode step and in a prefill, longest first.
-
-    Each row: entry, kernel, calls per run, microseconds per run of all calls together (medians
-    over several runs). Watching costs time between kernels, not inside them.
-    """
-    rows = []
-    machine = Machine(engine.folder / engine.manifest.code[0].file.path)
-    stopwatch = _Stopwatch()
-    machine.instrument(stopwatch)
-    rng = np.random.default_rng(0)
-    rows_at_once = min(prompt, engine.manifest.max_rows)
-    for entry, tokens, runs in (("decode", 1, 16), ("prefill", rows_at_once, 3)):
-        engine.reset()
-        for _ in range(runs):
-            stopwatch.begin()
-            ids = rng.integers(0, engine.config.vocab_size, tokens).astype(np.int32)
-            engine.run_on(machine, entry, ids)
-        rows += stopwatch.rows(entry)
-    engine.reset()
-    return rows
-
-
-class _Stopwatch:
-    """Called by the virtual machine before and after every call; adds up kernel times by name."""
-
-    def __init__(self) -> None:
-        self.runs: list[dict[str, list[float]]] = []
-        self.start = 0.0
-
-    def begin(self) -> None:
-        """A new run begins."""
-        self.runs.append({})
-
-    def __call__(self, function: Any, name: str, before: bool, result: Any, *args: Any) -> None:
-        if before:
-            self.start = time.perf_counter()
-        elif not name.startswith("vm.builtin"):
-            self.runs[-1].setdefault(name, []).append(time.perf_counter() - self.start)
-
-    def rows(self, entry: str) -> list[dict[str, Any]]:
-        """Medians over the runs so far, which are then forgotten."""
-        runs, self.runs = self.runs, []
-        rows: list[dict[str, Any]] = [
-            {
-                "entry": entry,
-                "kernel": name,
-                "calls": len(calls),
-                "microseconds": median(sum(run[name]) for run in runs) * 1e6,
-            }
-            for name, calls in runs[0].items()
-        ]
-        return sorted(rows, key=lambda row: -float(row["microseconds"]))

@@ -6,16 +6,20 @@ fixed when a BLAS is loaded, and the engine needs no compiler while this does.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from typing import Any
 
+import numpy as np
+
 from k3tvm.errors import DeviceError
 
 READ_BYTES = 512 << 20  # many times any cache
 AHEAD = (0, 192)  # cache lines asked for early; both are tried, since machines differ
+PART = 1 << 18  # bytes that a workgroup of a GPU reads
 TASKS = 256  # parts of the data; every thread gets consecutive ones
 REPEATS = 6
 
@@ -78,6 +82,59 @@ def _read_rate(target: str) -> float:
     return READ_BYTES / best
 
 
+def _device_read_rate(index: int) -> float:
+    """The same on a Vulkan device, by its own timestamps."""
+    from k3tvm._ffi import tvm_ffi
+    from k3tvm._tvm import tvm
+    from k3tvm.compiler import lowering
+    from k3tvm.compiler.targets.vulkan import vulkan_profile
+    from k3tvm.runtime.device_memory import VULKAN, DeviceMemory
+
+    profile = vulkan_profile(f"from-device:{index}")
+    module = tvm.IRModule({"read": _device_read_kernel()})
+    with lowering.device_code(profile):
+        target = tvm.target.Target(profile.tvm_target())
+        kernel = tvm.compile(module, target=target, tir_pipeline=lowering.register())["read"]
+    memory = DeviceMemory(VULKAN, index, "k3tvm.vulkan")
+    data = memory.block((READ_BYTES // 4,), "float32")
+    sums = memory.block((READ_BYTES // PART,), "float32")
+    watch = tvm_ffi.get_global_func("k3tvm.vulkan.profile_start")
+    times = tvm_ffi.get_global_func("k3tvm.vulkan.profile_stop")
+    data.write(0, np.ones(READ_BYTES // 4, np.float32))
+    watch(index)
+    for _ in range(REPEATS):
+        kernel(data.tensor, sums.tensor)
+    best = min(nanoseconds for _, nanoseconds in json.loads(times(index)))
+    if sums.read(0, READ_BYTES // PART).sum() != READ_BYTES / 4:
+        raise DeviceError("the read test did not read everything")
+    return READ_BYTES / best * 1e9
+
+
+def _device_read_kernel() -> Any:
+    """sums[group] = sum of PART bytes of the data, 16 bytes a load."""
+    from k3tvm._tvm import IRBuilder, T
+    from k3tvm.schedules.gpu import grid as g
+
+    threads = 256
+    with IRBuilder() as builder, T.prim_func():
+        T.func_name("read")
+        T.func_attr({"tirx.noalias": True, "global_symbol": "read"})
+        handles = T.arg("data", T.handle()), T.arg("sums", T.handle())
+        data = T.match_buffer(handles[0], (READ_BYTES // 4,), "float32")
+        sums = T.match_buffer(handles[1], (READ_BYTES // PART,), "float32")
+        with g.groups(READ_BYTES // PART, threads) as (group, thread):
+            parts, total = g.shared(threads), g.variable(g.splat(0.0, 4))
+            with g.serial(PART // 16 // threads) as i:
+                at = (group * (PART // 16) + i * threads + thread) * 4
+                more = g.load(total, 0, lanes=4) + g.load(data, at, lanes=4)
+                g.store(total, more, 0, lanes=4)
+            g.store(parts, total[0] + total[1] + total[2] + total[3], thread)
+            whole = g.sum_of(parts, thread, threads)
+            with g.when(thread == T.int32(0)):
+                g.store(sums, whole, group)
+    return builder.get()
+
+
 def _read_kernel(rows: int, ahead: int) -> Any:
     """sums[task] = sum of the task's part of the data, eight running vectors."""
     from k3tvm._tvm import IRBuilder, T
@@ -107,4 +164,5 @@ def _read_kernel(rows: int, ahead: int) -> Any:
 
 
 if __name__ == "__main__":
-    print(_read_rate(sys.argv[1]))
+    kind, _, variant = sys.argv[1].partition(":")
+    print(_device_read_rate(int(variant)) if kind == "vulkan" else _read_rate(sys.argv[1]))

@@ -3,7 +3,7 @@
 A bundle is a folder:
 
     manifest.json        written last; without it there is no bundle
-    code/cpu.so          compiled functions, one library per target
+    code/KIND.so         compiled functions, one library per target
     params/*.bin         arrays at 64-byte boundaries, to be mapped into memory
 """
 
@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 FILE = "manifest.json"
 ALIGNMENT = 64
 DTYPES = {"uint8": 1, "uint16": 2, "int32": 4, "uint32": 4, "float32": 4}  # bytes of an element
-AGAIN = "make the bundle again with 'k3tvm compile CHECKPOINT --target cpu -o BUNDLE'"
+AGAIN = "make the bundle again with 'k3tvm compile CHECKPOINT -o BUNDLE'"
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,26 @@ class KernelEntry:
 
 
 @dataclass(frozen=True)
+class DeviceKernel:
+    """One function that a GPU runs, and what its launches ask of the device.
+
+    threads: of a workgroup, by dimension. push_bytes: of arguments that are pushed. features: as in
+    `schedules.profile`.
+    """
+
+    name: str
+    threads: tuple[int, int, int]
+    shared_bytes: int
+    push_bytes: int
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class CodeEntry:
-    """A compiled library: target name, kind, code generation CPU, instruction set, file."""
+    """A compiled library: target name, kind, file, and which kernels serve the operators.
+
+    mcpu, isa: of the code that the CPU runs. device_kernels: of the code that a GPU runs.
+    """
 
     target: str
     kind: str
@@ -83,6 +101,7 @@ class CodeEntry:
     isa: str
     file: FileEntry
     kernels: tuple[KernelEntry, ...]
+    device_kernels: tuple[DeviceKernel, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,7 +157,7 @@ class Manifest:
             raise BundleError(
                 "is not a bundle: it has no manifest.json",
                 where=str(folder),
-                cure="make one with 'k3tvm compile CHECKPOINT --target cpu -o BUNDLE'",
+                cure="make one with 'k3tvm compile CHECKPOINT -o BUNDLE'",
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise BundleError(f"cannot be read: {error}", where=str(path), cure=AGAIN) from None
@@ -194,10 +213,19 @@ def _is_size(value: object) -> bool:
     return type(value) is int and value > 0
 
 
+def _device_kernel(k: dict[str, Any]) -> DeviceKernel:
+    x, y, z = k["threads"]
+    return DeviceKernel(**(k | {"threads": (x, y, z), "features": tuple(k["features"])}))
+
+
 def _parse(v: dict[str, Any]) -> Manifest:
     def code(c: dict[str, Any]) -> CodeEntry:
-        kernels = tuple(KernelEntry(**k) for k in c["kernels"])
-        return CodeEntry(**(c | {"file": FileEntry(**c["file"]), "kernels": kernels}))
+        own = {
+            "file": FileEntry(**c["file"]),
+            "kernels": tuple(KernelEntry(**k) for k in c["kernels"]),
+            "device_kernels": tuple(_device_kernel(k) for k in c["device_kernels"]),
+        }
+        return CodeEntry(**(c | own))
 
     def array(a: dict[str, Any]) -> ArrayEntry:
         return ArrayEntry(**(a | {"shape": tuple(a["shape"]), "sources": tuple(a["sources"])}))

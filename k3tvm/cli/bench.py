@@ -12,13 +12,15 @@ from k3tvm.cli.terminal import command
 HELP = "measure prefill and decode speed, as shares of the machine's own limits"
 EPILOG = """\
 The limits are measured in the same run: sequential reads with as many streams as threads, and
-single precision matrix products of NumPy's BLAS in a process of its own. Only bytes that a token
-must touch are counted: all weights, but of the experts only the chosen ones and of the embedding
-one row. Shares are fractions of 1.
+single precision matrix products of NumPy's BLAS in a process of its own. On a GPU reads are those
+of a kernel, times of kernels are the device's own timestamps, and there is no BLAS beside it. Only
+bytes that a token must touch are counted: all weights, but of the experts only the chosen ones and
+of the embedding one row. Shares are fractions of 1.
 
 examples:
   k3tvm bench k3.bundle
   k3tvm bench k3.bundle --threads 1 --json
+  k3tvm bench k3.bundle --device vulkan
 """
 
 
@@ -39,16 +41,14 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     from k3tvm.bench.bench import Plan, bench
+    from k3tvm.cli.logits import open_engine
     from k3tvm.cli.terminal import Bar, UsageError
-    from k3tvm.runtime.engine import Engine
 
     plan = Plan(args.prompt, args.tokens, args.rounds)
     if min(args.prompt, args.tokens, args.rounds) < 1:
         raise UsageError("--prompt, --tokens and --rounds must be at least 1")
-    context = args.context or max(512, args.prompt + args.tokens)
-    engine = Engine.open(
-        args.bundle, context=context, slots=1, threads=args.threads, check=not args.no_check
-    )
+    args.context = args.context or max(512, args.prompt + args.tokens)
+    engine = open_engine(args, slots=1)
     facts = bench(engine, plan, Bar().step)
     print(json.dumps(facts, indent=2) if args.json else _text(facts))
     sys.stdout.flush()
@@ -59,14 +59,18 @@ def _text(facts: dict[str, Any]) -> str:
     from k3tvm.cli.terminal import table
 
     p, d, m, limits = facts["prefill"], facts["decode"], facts["memory"], facts["machine"]
+    where = facts["device"]
+    where += f", {facts['threads']} threads" if where == "cpu" else ""
+    share = f": {p['share_of_sgemm_peak']:.1%} of sgemm" if limits["sgemm_flops"] else ""
+    sgemm = f", sgemm {limits['sgemm_flops'] / 1e9:.1f} GFLOP/s" if limits["sgemm_flops"] else ""
     lines = [
-        f"{facts['target']}, {facts['threads']} threads; limits measured in this run:"
-        f" read {limits['read_bytes_per_s'] / 1e9:.1f} GB/s,"
-        f" sgemm {limits['sgemm_flops'] / 1e9:.1f} GFLOP/s",
+        f"{where}, {facts['target']}; limits measured in this run:"
+        f" read {limits['read_bytes_per_s'] / 1e9:.1f} GB/s{sgemm}",
         f"prefill  {p['tokens_per_s']:.1f} tokens/s ({p['prompt_tokens']} tokens),"
-        f" {p['flops'] / 1e9:.1f} GFLOP/s: {p['share_of_sgemm_peak']:.1%} of sgemm",
+        f" {p['flops'] / 1e9:.1f} GFLOP/s{share}",
         f"decode   {d['tokens_per_s']:.1f} tokens/s, {d['bytes_per_token'] / 1e6:.1f} MB a token,"
-        f" {d['bytes_per_s'] / 1e9:.1f} GB/s: {d['share_of_read_bandwidth']:.1%} of reads",
+        f" {d['bytes_per_s'] / 1e9:.1f} GB/s: {d['share_of_read_bandwidth']:.1%} of reads;"
+        f" {facts['dispatches_per_token']} kernels a token",
         f"memory   {m['peak_bytes'] / 1e6:.0f} MB at most;"
         f" parameters {m['parameter_bytes'] / 1e6:.0f} MB, state {m['state_bytes'] / 1e6:.1f} MB",
         "",

@@ -16,14 +16,19 @@ targets:
   cpu:avx512     x86-64 with AVX-512 (with VNNI and VBMI: Ice Lake, Zen 4 and newer)
   cpu:avx2       x86-64 with AVX2 and FMA
   cpu:portable   any x86-64
+  vulkan         GPUs of every vendor
+  vulkan:NAME    GPUs of one kind: see 'k3tvm doctor --help' (nvidia, amd, intel, ...)
+  cpu,vulkan     both in one bundle, with one set of parameters; the first is the default device
 
 --dtype is that of activations between kernels; weights keep their stored form (MXFP4, BF16, F32).
-float32 is exact to single precision; bfloat16 rounds where the official model does.
+float32 is exact to single precision; bfloat16 rounds where the official model does, float16 at the
+same points (finer, but nothing above 65504).
 
 An interrupted run is resumed: parameter files that it finished are recognised by their hashes.
 
 examples:
   k3tvm compile Kimi-K3-0.40B --target cpu -o k3.bundle
+  k3tvm compile Kimi-K3-0.40B --target vulkan:nvidia --dtype float16
   k3tvm compile Kimi-K3/config.json --target cpu --no-weights -o code.bundle
 """
 
@@ -35,7 +40,9 @@ def register(subparsers: Any) -> None:
     add("path", metavar="PATH", help="checkpoint folder (or config.json with --no-weights)")
     add("--target", metavar="T", required=True, help="see below")
     add("-o", "--output", metavar="BUNDLE", help="folder to write; NAME.bundle when not given")
-    add("--dtype", choices=["float32", "bfloat16"], default="float32", help="activations")
+    add(
+        "--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="activations"
+    )
     add("--context", metavar="N", type=int, help="tokens per sequence (4096, or the model's)")
     add("--slots", metavar="N", type=int, default=1, help="sequences at once (1)")
     add("--no-weights", action="store_true", help="compile code only")

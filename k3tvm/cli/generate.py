@@ -39,8 +39,8 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; ids are printed as they come, or all at once as JSON."""
+    from k3tvm.cli.logits import open_engine
     from k3tvm.cli.terminal import UsageError, parse_ids
-    from k3tvm.runtime.engine import Engine
     from k3tvm.runtime.generate import generate
     from k3tvm.runtime.sampling import Sampler
 
@@ -48,9 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_tokens < 1:
         raise UsageError(f"--max-tokens {args.max_tokens}: must be at least 1")
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.seed)
-    engine = Engine.open(
-        args.bundle, context=args.context, threads=args.threads, check=not args.no_check
-    )
+    engine = open_engine(args)
     stop = () if args.ignore_eos else _stop_ids(engine.config.eos_token_id)
     made: list[int] = []
     start = time.perf_counter()

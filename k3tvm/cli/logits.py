@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from k3tvm.cli.terminal import command
+
+if TYPE_CHECKING:
+    from k3tvm.runtime.engine import Engine
 
 HELP = "compute logits of given token ids"
 EPILOG = """\
@@ -29,10 +32,29 @@ def add_ids(parser: argparse.ArgumentParser) -> None:
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Options of everything that opens a bundle."""
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that 'k3tvm compile' wrote")
-    parser.add_argument("--threads", metavar="N", type=int, help="kernel threads (all cores)")
+    parser.add_argument(
+        "--device", metavar="D", help="cpu, vulkan, vulkan:1, vulkan:NAME (as compiled for)"
+    )
+    parser.add_argument(
+        "--threads", metavar="N", type=int, help="kernel threads of the CPU (all cores)"
+    )
     parser.add_argument("--context", metavar="N", type=int, help="tokens of room (as compiled)")
     parser.add_argument(
         "--no-check", action="store_true", help="do not hash the parameter files (sizes only)"
+    )
+
+
+def open_engine(args: argparse.Namespace, slots: int | None = None) -> Engine:
+    """The engine that the options of `add_engine` ask for."""
+    from k3tvm.runtime.engine import Engine
+
+    return Engine.open(
+        args.bundle,
+        slots=slots,
+        context=args.context,
+        threads=args.threads,
+        check=not args.no_check,
+        device=args.device,
     )
 
 
@@ -53,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from k3tvm.cli.terminal import UsageError, parse_ids
-    from k3tvm.runtime.engine import Engine
 
     ids = parse_ids(args.ids, args.ids_file)
     if args.chunk is not None and args.chunk < 1:
@@ -65,9 +86,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("is a folder", where=str(out), cure="name a file with -o")
     if out.exists() and not out.is_file():  # renaming over /dev/null would remove the device
         raise UsageError("is a device or a pipe", where=str(out), cure="name a file with -o")
-    engine = Engine.open(
-        args.bundle, context=args.context, threads=args.threads, check=not args.no_check
-    )
+    engine = open_engine(args)
     if args.step:
         rows = np.concatenate([engine.decode([i]) for i in ids])
         logits = rows if args.all else rows[-1:]

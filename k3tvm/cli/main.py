@@ -27,6 +27,7 @@ COMMANDS: tuple[str, ...] = (
     "generate",
     "verify",
     "bench",
+    "doctor",
     "demo",
 )
 

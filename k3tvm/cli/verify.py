@@ -38,12 +38,10 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, and return 1 when out of tolerance."""
+    from k3tvm.cli.logits import open_engine
     from k3tvm.cli.terminal import UsageError, parse_ids
-    from k3tvm.runtime.engine import Engine
 
-    engine = Engine.open(
-        args.bundle, context=args.context, threads=args.threads, check=not args.no_check
-    )
+    engine = open_engine(args)
     if args.ids is not None or args.ids_file is not None:
         ids = parse_ids(args.ids, args.ids_file)
     elif args.tokens < 1 or args.seed < 0:

@@ -45,9 +45,10 @@ class Verdict:
 def verify(engine: Engine, ids: Sequence[int]) -> Verdict:
     """Compare one-shot prefill, chunked prefill and step-by-step decode with the reference."""
     tensors = BundleTensors(engine.config, engine.manifest.arrays, engine.arrays)
-    bfloat16 = engine.manifest.activations == "bfloat16"
+    act = engine.manifest.activations
+    precision: Any = "exact" if act == "float32" else act
     exact = Reference(engine.config, tensors, torch.float64)
-    single = Reference(engine.config, tensors, torch.float32, "bfloat16" if bfloat16 else "exact")
+    single = Reference(engine.config, tensors, torch.float32, precision)
     runs = _runs(engine, ids)
     truths = {mode: _logits(exact, ids, routing) for mode, (_, routing) in runs.items()}
     own = _logits(single, ids, runs["prefill"][1])

@@ -38,8 +38,9 @@ DEFAULT_CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Options:
-    """How to compile. slots: sequences at once; context: tokens per slot, 4096 or what the model
-    allows when None. Both can be changed when the bundle is opened.
+    """How to compile. target: one or several names with commas, the first is the default device.
+    slots: sequences at once; context: tokens per slot, 4096 or what the model allows when None.
+    Both can be changed when the bundle is opened.
     """
 
     target: str = "cpu"
@@ -86,7 +87,7 @@ def compile_checkpoint(
     anything else there is refused. Raises ConfigError, CheckpointError, TargetError, BundleError.
     """
     say = progress or Silent()
-    profile = profile_of(options.target)
+    profiles = _profiles(options.target)
     say.step("reading the checkpoint")
     checkpoint = open_checkpoint(path, options.weights)
     out = out.resolve()
@@ -96,15 +97,41 @@ def compile_checkpoint(
     options = _with_context(options, checkpoint.config.max_position_embeddings)
     say.step("building the model")
     model = build_model(checkpoint.config, formats_of(checkpoint), options.activations)
-    compiled = compile_module(model.module, model.operators, profile, options.dump, say.step)
+    compiled = [_compile(model, profile, profiles, options, say) for profile in profiles]
     with alone(partial):
         try:
-            manifest = _fill(partial, checkpoint, model, compiled, profile, options, say)
+            manifest = _fill(partial, checkpoint, model, compiled, options, say)
         except K3Error:
             shutil.rmtree(partial)
             raise
         _publish(partial, out)
     return manifest
+
+
+def _profiles(targets: str) -> list[TargetProfile]:
+    """The profiles of names with commas between them."""
+    profiles = [profile_of(name.strip()) for name in targets.split(",")]
+    if len({p.name for p in profiles}) != len(profiles):
+        raise TargetError(f"target {targets!r}: one of them is named twice")
+    return profiles
+
+
+def _compile(
+    model: Model,
+    profile: TargetProfile,
+    profiles: list[TargetProfile],
+    options: Options,
+    say: Progress,
+) -> Compiled:
+    """The model for one of the targets."""
+    dump = options.dump
+    if dump and len(profiles) > 1:
+        dump = dump / _label(profile)
+    return compile_module(model.module, model.operators, profile, dump, say.step)
+
+
+def _label(profile: TargetProfile) -> str:
+    return profile.name.replace(":", "-")
 
 
 def open_checkpoint(path: Path, weights: bool) -> Checkpoint:
@@ -166,13 +193,12 @@ def _fill(
     folder: Path,
     checkpoint: Checkpoint,
     model: Model,
-    compiled: Compiled,
-    profile: TargetProfile,
+    compiled: list[Compiled],
     options: Options,
     say: Progress,
 ) -> Manifest:
     say.step("linking the library")
-    code = _write_code(folder, compiled, profile)
+    code = _write_codes(folder, compiled)
     units = plan_units(model.parameters, model.config, checkpoint)
     files: tuple[FileEntry, ...] = ()
     if options.weights:
@@ -184,7 +210,7 @@ def _fill(
     manifest = Manifest(
         config=asdict(model.config),
         activations=model.act,
-        code=(code,),
+        code=code,
         arrays=tuple(a for u in units for a in u.arrays),
         params=files,
         states=states,
@@ -200,11 +226,19 @@ def _fill(
     return manifest
 
 
-def _write_code(folder: Path, compiled: Compiled, profile: TargetProfile) -> CodeEntry:
+def _write_codes(folder: Path, compiled: list[Compiled]) -> tuple[CodeEntry, ...]:
+    """One library per target, named after its kind where that is enough."""
     shutil.rmtree(folder / "code", ignore_errors=True)
     (folder / "code").mkdir()
-    path = folder / "code" / f"{profile.kind}.so"
-    part = path.with_name(f"{profile.kind}.part.so")
+    kinds = [c.profile.kind for c in compiled]
+    names = [
+        c.profile.kind if kinds.count(c.profile.kind) == 1 else _label(c.profile) for c in compiled
+    ]
+    return tuple(_write_code(folder, c, name) for c, name in zip(compiled, names, strict=True))
+
+
+def _write_code(folder: Path, compiled: Compiled, name: str) -> CodeEntry:
+    path, part = folder / "code" / f"{name}.so", folder / "code" / f"{name}.part.so"
     try:
         compiled.executable.export_library(str(part))
     except RuntimeError as error:
@@ -214,7 +248,8 @@ def _write_code(folder: Path, compiled: Compiled, profile: TargetProfile) -> Cod
     kernels = tuple(
         KernelEntry(k.operator.key, k.operator.name, k.schedule, k.reason) for k in compiled.kernels
     )
-    return CodeEntry(profile.name, profile.kind, profile.mcpu, profile.isa, entry, kernels)
+    p = compiled.profile
+    return CodeEntry(p.name, p.kind, p.mcpu, p.isa, entry, kernels, compiled.device_kernels)
 
 
 def _write_params(

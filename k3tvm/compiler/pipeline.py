@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from k3tvm._tvm import relax, tvm
+from k3tvm.bundle.manifest import DeviceKernel
+from k3tvm.compiler import lowering
 from k3tvm.compiler.select import select_kernels
 from k3tvm.relax_models.operators import Operator
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import GpuProfile, TargetProfile
 from k3tvm.schedules.registry import Kernel
 
 # It looks for the used parts of buffers, of which kernels use all, and costs a quarter of the time.
@@ -25,10 +27,12 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Compiled:
-    """An executable and the kernels that went into it."""
+    """An executable for a target and the kernels that went into it."""
 
+    profile: TargetProfile
     executable: Any
     kernels: tuple[Kernel, ...]
+    device_kernels: tuple[DeviceKernel, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,11 +86,24 @@ def compile_module(
             module = phase.apply(module)
             writer.write(phase.name, module)
     progress(f"building {len(kernels)} kernels for {profile.name}")
+    executable, device_kernels = _build(module, profile, dump)
+    return Compiled(profile, executable, kernels, device_kernels)
+
+
+def _build(
+    module: Any, profile: TargetProfile, dump: Path | None
+) -> tuple[Any, tuple[DeviceKernel, ...]]:
+    """Generate the code of a lowered module: the executable, and what runs on a GPU."""
     target = tvm.target.Target(profile.tvm_target())
     nothing = tvm.transform.Sequential([])
+    if isinstance(profile, GpuProfile):
+        with lowering.device_code(profile, dump) as device_kernels:
+            executable = relax.build(
+                module, target, relax_pipeline=nothing, tir_pipeline=lowering.register()
+            )
+        return executable, tuple(device_kernels())
     with tvm.transform.PassContext(disabled_pass=DISABLED):
-        executable = relax.build(module, target, relax_pipeline=nothing)
-    return Compiled(executable, kernels)
+        return relax.build(module, target, relax_pipeline=nothing), ()
 
 
 class _Dump:

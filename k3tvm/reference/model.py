@@ -14,11 +14,20 @@ from k3tvm.checkpoint import Checkpoint
 from k3tvm.errors import ConfigError
 from k3tvm.reference import blocks, ops
 from k3tvm.reference.blocks import KdaForm, KdaState, LayerState
-from k3tvm.reference.weights import Array, Weights, as_torch, exact, round_bfloat16
+from k3tvm.reference.weights import (
+    Array,
+    Weights,
+    as_torch,
+    exact,
+    round_bfloat16,
+    round_float16,
+)
 from k3tvm.relax_models.config import ModelConfig
 
 # Called with the name of a point ("layers.3.mixer_in") and the tensor there.
 Trace = Callable[[str, Tensor], None]
+Precision = Literal["exact", "bfloat16", "float16"]
+ROUNDING = {"exact": exact, "bfloat16": round_bfloat16, "float16": round_float16}
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class Reference:
 
     `tensors` go by published names, prefix included. `dtype` is float64 for the truth and float32
     for the yardstick of our own kernels. precision="bfloat16" rounds where the official run does
-    (specification 3.6b) and computes in `dtype` between. kda="chunk" is the closed form.
+    (specification 3.6b) and computes in `dtype` between; "float16" rounds at the same points. kda="chunk" is the closed form.
     """
 
     def __init__(
@@ -91,11 +100,11 @@ class Reference:
         config: ModelConfig,
         tensors: Mapping[str, Array],
         dtype: torch.dtype = torch.float64,
-        precision: Literal["exact", "bfloat16"] = "exact",
+        precision: Precision = "exact",
         kda: KdaForm = "step",
     ) -> None:
         self.config, self.dtype, self.kda_form = config, dtype, kda
-        self.cast = exact if precision == "exact" else round_bfloat16
+        self.cast = ROUNDING[precision]
         self.top = Weights(tensors, dtype, self.cast, config.tensor_prefix)
         self.model = self.top.at("model")
 
@@ -104,7 +113,7 @@ class Reference:
         cls,
         path: Path | str,
         dtype: torch.dtype = torch.float64,
-        precision: Literal["exact", "bfloat16"] = "exact",
+        precision: Precision = "exact",
         kda: KdaForm = "step",
     ) -> Reference:
         """Opens a checkpoint folder, checks it whole, and reads tensors when they are needed."""

@@ -31,6 +31,11 @@ def round_bfloat16(x: Tensor) -> Tensor:
     return x.to(torch.bfloat16).to(x.dtype)
 
 
+def round_float16(x: Tensor) -> Tensor:
+    """The same points rounded to float16; values beyond 65504 become infinite."""
+    return x.to(torch.float16).to(x.dtype)
+
+
 def as_torch(value: Array) -> Tensor:
     """A torch tensor with the same bits; one-byte floats (E8M0 scales) become uint8."""
     if isinstance(value, Tensor):

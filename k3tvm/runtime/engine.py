@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from k3tvm._ffi import PINS
-from k3tvm.bundle.manifest import CodeEntry, Manifest, damaged
+from k3tvm.bundle.manifest import Manifest, damaged
 from k3tvm.bundle.params import check_file, check_files, map_arrays
 from k3tvm.errors import BundleError, DeviceError
 from k3tvm.relax_models.config import ModelConfig
-from k3tvm.runtime.cpu import NEEDS, cores, host_features
+from k3tvm.runtime.cpu import cores
+from k3tvm.runtime.device import Device, open_device
+from k3tvm.runtime.device_memory import typed_errors
 from k3tvm.runtime.health import BadLogits, first_place
 from k3tvm.runtime.machine import Machine, set_threads
-from k3tvm.runtime.memory import Inbox, numpy, share, share_all, zeros
+from k3tvm.runtime.memory import Inbox, as_tuple
 from k3tvm.runtime.state import Snapshot, States
 
 Array = np.ndarray[Any, Any]
@@ -33,19 +35,25 @@ class Engine:
     belongs to one of them at a time. An engine does not survive os.fork.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, slots: int, context: int) -> None:
-        self.folder, self.manifest = folder, manifest
+    def __init__(
+        self, folder: Path, manifest: Manifest, device: Device, slots: int, context: int
+    ) -> None:
+        self.folder, self.manifest, self.device = folder, manifest, device
         self.config = _config(folder, manifest)
         self.arrays = map_arrays(folder, manifest.arrays)
-        self.states = States(manifest.states, slots, context)
-        self.health = zeros((manifest.sites, slots), "int32")
-        self._health = share(self.health)
-        self._weights = share_all(self.arrays)
-        self._states = share_all(self.states.arrays)
-        self._ids, self._rows = Inbox(()), Inbox((4,))
+        memory = device.memory
+        self._weights = as_tuple([memory.put(a) for a in self.arrays])
+        self.states = States(manifest.states, slots, context, memory)
+        self._states = as_tuple([s.block.tensor for s in self.states.all])
+        self._flags = memory.block((manifest.sites, slots), "int32")
+        self._ids, self._rows = Inbox(memory, ()), Inbox(memory, (4,))
         self._experts: Any = ()
         self._turn = RLock()  # the virtual machine and its inboxes serve one call at a time
-        self.machine = Machine(folder / manifest.code[0].file.path)
+        self.machine = self.new_machine()
+
+    def new_machine(self) -> Machine:
+        """Another virtual machine with the bundle's code for this device."""
+        return Machine(self.folder / self.device.code.file.path, self.device)
 
     @classmethod
     def open(
@@ -55,32 +63,35 @@ class Engine:
         context: int | None = None,
         threads: int | None = None,
         check: bool = True,
+        device: str | None = None,
     ) -> Engine:
         """Open a bundle folder.
 
-        slots, context: override what the bundle was compiled with. threads: of the kernels
-        (default: all cores). check: verify the hash of parameter files, not only their size. Raises
-        BundleError for a damaged or foreign bundle, DeviceError for a machine that cannot run it.
+        slots, context: override what the bundle was compiled with. threads: of the CPU's kernels
+        (default: all cores). check: verify the hash of parameter files, not only their size.
+        device: "cpu", "vulkan", "vulkan:1", "vulkan:NAME" (default: what the bundle was compiled
+        for first). Raises BundleError for a damaged or foreign bundle, DeviceError for a device
+        that is absent or cannot run it; never takes another device than the one asked for.
         """
         folder = Path(folder)
         manifest = Manifest.load(folder)
         _check_versions(folder, manifest)
-        _check_machine(folder, manifest.code[0])
         manifest.check_seal(folder)
+        opened = open_device(folder, manifest, device)
         if not manifest.has_weights:
             raise BundleError(
                 "was compiled with --no-weights and cannot be run",
                 where=str(folder),
                 cure="compile it again without --no-weights",
             )
-        check_file(folder, manifest.code[0].file, content=True)
+        check_file(folder, opened.code.file, content=True)
         check_files(folder, manifest.params, content=check)
         # TVM's own default takes every second core for a hyper-thread, whether it is one or not
         set_threads(cores() if threads is None else threads)
         slots = manifest.slots if slots is None else slots
         context = manifest.context if context is None else context
         _check_room(slots, context, _config(folder, manifest).max_position_embeddings)
-        return cls(folder, manifest, slots, context)
+        return cls(folder, manifest, opened, slots, context)
 
     # --- computing ------------------------------------------------------------------------------
 
@@ -108,7 +119,8 @@ class Engine:
     def routing(self) -> dict[int, Array]:
         """The experts [n, k] that each MoE layer (by number, from 0) chose in the last call."""
         moe = [i for i in range(self.config.num_layers) if self.config.ffn_kind(i) == "moe"]
-        return {i: numpy(e).copy() for i, e in zip(moe, self._experts, strict=True)}
+        experts = [self.device.memory.get(e).copy() for e in self._experts]
+        return dict(zip(moe, experts, strict=True))
 
     def decode(self, ids: Sequence[int] | Array, slots: Sequence[int] = (0,)) -> Array:
         """Read one token into each of several slots; logits [len(slots), vocab]."""
@@ -127,9 +139,9 @@ class Engine:
         """Run an entry over rows; its logits. The experts are kept for `routing`."""
         with self._turn:
             # flags of an earlier call whose logits were finite would name a wrong place
-            self.health[:] = 0
+            self._flags.clear(0, self.manifest.sites * self.states.slots)
             result, self._experts = self._invoke(self.machine, entry, tokens, seqs)
-            logits = numpy(result)
+            logits = self.device.memory.get(result)
             for slot, _, count, _ in seqs:
                 self.states.positions[slot] += count
             if not np.isfinite(logits).all():
@@ -138,7 +150,8 @@ class Engine:
 
     def _invoke(self, machine: Machine, entry: str, tokens: Array, seqs: list[Sequence4]) -> Any:
         ids, rows = self._ids.put(tokens), self._rows.put(seqs)
-        return machine[entry](ids, rows, self._health, self._states, self._weights)
+        with typed_errors(self.device.label):
+            return machine[entry](ids, rows, self._flags.tensor, self._states, self._weights)
 
     def run_on(self, machine: Machine, entry: str, tokens: Array) -> None:
         """Run an entry on slot 0 by another machine (one that is watched)."""
@@ -155,10 +168,15 @@ class Engine:
             rows = logits[i : i + 1] if len(logits) == len(seqs) else logits[first : first + count]
             if not np.isfinite(rows).all():
                 bad.append(slot)
-        place = first_place(self.health, bad[0])
+        place = first_place(self.health(), bad[0])
         for slot in bad:
             self.states.reset(slot)
         raise BadLogits(place, tuple(bad), logits)
+
+    def health(self) -> Array:
+        """The flags [sites, slots] that the norms raised in the last call."""
+        sites, slots = self.manifest.sites, self.states.slots
+        return self._flags.read(0, sites * slots).reshape(sites, slots)
 
     def _chunks(self, ids: Sequence[int] | Array, slot: int, chunk: int | None) -> list[Array]:
         """The checked tokens of one request, `chunk` at a time; at least one token."""
@@ -244,16 +262,4 @@ def _check_room(slots: int, context: int, longest: int) -> None:
         raise DeviceError(
             f"context {context} is more than the model's {longest} positions",
             cure=f"use {longest} or less",
-        )
-
-
-def _check_machine(folder: Path, code: CodeEntry) -> None:
-    needs = {str(isa): features for isa, features in NEEDS.items()}
-    if code.isa not in needs:
-        raise damaged(folder, f"no instruction set is called {code.isa!r}")
-    lacking = needs[code.isa] - host_features()
-    if lacking:
-        raise DeviceError(
-            f"this CPU lacks {', '.join(sorted(lacking))}, which {code.target} needs",
-            cure="compile again on this machine, or with --target cpu:portable",
         )

@@ -9,16 +9,17 @@ from typing import Any
 
 from k3tvm._ffi import load_runtime, tvm_ffi
 from k3tvm.errors import BundleError, DeviceError
+from k3tvm.runtime.device import CPU, Device
 
-CPU, POOLED = 1, 2  # DLPack's device type; the allocator that keeps freed memory for reuse
+POOLED = 2  # the allocator that keeps freed memory for reuse
 THREADS = "TVM_NUM_THREADS"
 Function = Callable[..., Any]
 
 
 class Machine:
-    """A loaded library with its own virtual machine on the CPU."""
+    """A loaded library with its own virtual machine on a device."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path, device: Device) -> None:
         load_runtime()
         try:
             executable = tvm_ffi.load_module(str(library))
@@ -27,7 +28,9 @@ class Machine:
                 f"cannot be loaded: {error}", where=str(library), cure="compile it again"
             ) from None
         self._vm = executable["vm_load_executable"]()
-        self._vm["vm_initialization"](CPU, 0, POOLED)
+        # its own device first, then the one for shapes and small bookkeeping
+        own, host = (device.type, device.index, POOLED), (CPU, 0, POOLED)
+        self._vm["vm_initialization"](*own, *(() if own == host else host))
 
     def __getitem__(self, entry: str) -> Function:
         """An entry function by name."""

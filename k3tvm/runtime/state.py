@@ -6,7 +6,8 @@ A KDA state cannot be cut back to an earlier token, so going back means restorin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from k3tvm.bundle.manifest import StateEntry
 from k3tvm.errors import DeviceError
-from k3tvm.runtime.memory import zeros
+from k3tvm.runtime.memory import Block, Memory
 
 Array = np.ndarray[Any, Any]
 
@@ -32,27 +33,48 @@ class Snapshot:
         return sum(a.nbytes for a in self.arrays)
 
 
+@dataclass(frozen=True)
+class State:
+    """One state tensor: its block, the shape of a slot, and whether a slot grows by token."""
+
+    block: Block
+    shape: tuple[int, ...]
+    by_token: bool
+
+    def saved_shape(self, position: int) -> tuple[int, ...]:
+        """What must be kept of a slot that has read `position` tokens."""
+        return (position, *self.shape[1:]) if self.by_token else self.shape
+
+    def begin(self, slot: int) -> int:
+        """The first element of a slot."""
+        return slot * math.prod(self.shape)
+
+
 class States:
     """State tensors for `slots` sequences of at most `context` tokens."""
 
-    def __init__(self, entries: Sequence[StateEntry], slots: int, context: int) -> None:
+    def __init__(
+        self, entries: Sequence[StateEntry], slots: int, context: int, memory: Memory
+    ) -> None:
         self.slots, self.context = slots, context
-        sizes = {"slots": slots, "cap": context}
-        shapes = [tuple(d if isinstance(d, int) else sizes[d] for d in e.shape) for e in entries]
         try:
-            self.arrays = [zeros(s, e.dtype) for s, e in zip(shapes, entries, strict=True)]
+            self.all = [self._state(e, memory) for e in entries]
         except (OSError, OverflowError):
             raise DeviceError(
                 f"the state of {slots} slots with context {context} does not fit into memory",
                 cure="open the bundle with fewer slots or a smaller context",
             ) from None
-        self.by_token = ["cap" in e.shape for e in entries]
         self.positions = [0] * slots
+
+    def _state(self, entry: StateEntry, memory: Memory) -> State:
+        sizes = {"slots": self.slots, "cap": self.context}
+        shape = tuple(d if isinstance(d, int) else sizes[d] for d in entry.shape)
+        return State(memory.block(shape, entry.dtype), shape[1:], "cap" in entry.shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all state tensors."""
-        return sum(a.nbytes for a in self.arrays)
+        return sum(s.block.nbytes for s in self.all)
 
     def check(self, slot: int) -> int:
         """The slot, or DeviceError when the engine has no such slot."""
@@ -63,48 +85,48 @@ class States:
                 f"slot {slot} does not exist: this engine has {self.slots}",
                 cure="open the bundle with more slots",
             )
-        return slot
+        return int(slot)
 
     def reset(self, slot: int) -> None:
         """Begin a new sequence. Cache rows past the position are never read, so they stay."""
         self.positions[self.check(slot)] = 0
-        for array, by_token in zip(self.arrays, self.by_token, strict=True):
-            if not by_token:
-                array[slot] = 0
+        for state in self.all:
+            if not state.by_token:
+                state.block.clear(state.begin(slot), math.prod(state.shape))
 
     def snapshot(self, slot: int) -> Snapshot:
         """Copy the state of a slot."""
         position = self.positions[self.check(slot)]
-        rows = [a[slot, :position] if t else a[slot] for a, t in self._pairs()]
-        return Snapshot(position, tuple(r.copy() for r in rows))
+        return Snapshot(position, tuple(self._saved(slot, position)))
+
+    def _saved(self, slot: int, position: int) -> Iterator[Array]:
+        for state in self.all:
+            shape = state.saved_shape(position)
+            yield state.block.read(state.begin(slot), math.prod(shape)).reshape(shape)
 
     def restore(self, slot: int, snapshot: Snapshot) -> None:
         """Overwrite a slot with a snapshot of this model."""
-        self._check_fits(self.check(slot), snapshot)
-        for (array, by_token), saved in zip(self._pairs(), snapshot.arrays, strict=True):
-            (array[slot, : snapshot.position] if by_token else array[slot])[...] = saved
+        self.check(slot)
+        self._check_fits(snapshot)
+        for state, saved in zip(self.all, snapshot.arrays, strict=True):
+            state.block.write(state.begin(slot), saved)
         self.positions[slot] = snapshot.position
 
     def fork(self, source: int, target: int) -> None:
         """Make `target` an independent copy of `source`."""
         position = self.positions[self.check(source)]
         self.check(target)
-        for array, by_token in self._pairs():
-            if by_token:
-                array[target, :position] = array[source, :position]
-            else:
-                array[target] = array[source]
+        for state in self.all:
+            count = math.prod(state.saved_shape(position))
+            state.block.copy(state.begin(source), state.begin(target), count)
         self.positions[target] = position
 
-    def _pairs(self) -> list[tuple[Array, bool]]:
-        return list(zip(self.arrays, self.by_token, strict=True))
-
-    def _check_fits(self, slot: int, snapshot: Snapshot) -> None:
+    def _check_fits(self, snapshot: Snapshot) -> None:
         if snapshot.position > self.context:
             raise DeviceError(
                 f"the snapshot has {snapshot.position} tokens, a slot holds {self.context}",
                 cure="open the bundle with a larger context",
             )
-        shapes = [a[slot, : snapshot.position] if t else a[slot] for a, t in self._pairs()]
-        if [s.shape for s in shapes] != [s.shape for s in snapshot.arrays]:
+        shapes = [s.saved_shape(snapshot.position) for s in self.all]
+        if shapes != [a.shape for a in snapshot.arrays]:
             raise DeviceError("the snapshot is of another model")

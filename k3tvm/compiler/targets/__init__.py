@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 from k3tvm.compiler.targets.cpu import cpu_profile
+from k3tvm.compiler.targets.vulkan import vulkan_profile
 from k3tvm.errors import TargetError
 from k3tvm.schedules.profile import TargetProfile
 
-TARGETS = {"cpu": cpu_profile}
+TARGETS: dict[str, Callable[[str], TargetProfile]] = {"cpu": cpu_profile, "vulkan": vulkan_profile}
 
 
 def profile_of(target: str) -> TargetProfile:
-    """The profile of `KIND[:VARIANT]`, e.g. "cpu", "cpu:portable"; TargetError if there is none."""
-    kind, _, variant = target.partition(":")
+    """The profile of `KIND[:VARIANT]`, e.g. "cpu", "cpu:portable", "vulkan:nvidia".
+
+    A profile's own name, such as "vulkan-nvidia", is understood too. TargetError if there is none.
+    """
+    match = re.fullmatch(r"([a-z]*)[:-]?(.*)", target, re.DOTALL)
+    kind, variant = match.groups() if match else ("", "")
     if kind not in TARGETS:
         raise TargetError(f"target {target!r}: not known; choose one of: {', '.join(TARGETS)}")
     return TARGETS[kind](variant)

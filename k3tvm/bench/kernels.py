@@ -1,0 +1,118 @@
+"""Times of single kernels in a decode step and a prefill, by the host's clock or the device's."""
+
+from __future__ import annotations
+
+import json
+import time
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+
+from k3tvm._ffi import tvm_ffi
+from k3tvm.runtime.device_memory import VULKAN
+from k3tvm.runtime.engine import Engine
+from k3tvm.runtime.machine import Machine
+
+Run = dict[str, list[float]]  # seconds of every call, by kernel
+
+
+def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
+    """Time of every kernel in a decode step and in a prefill, longest first.
+
+    Each row: entry, kernel, calls per run, microseconds per run of all calls together (medians
+    over several runs). On a GPU the times are the device's own timestamps, one per dispatch; on the
+    CPU watching costs time between kernels, not inside them.
+    """
+    rows = []
+    machine = engine.new_machine()
+    stopwatch: Stopwatch = _HostStopwatch(machine)
+    if engine.device.type == VULKAN:
+        stopwatch = _DeviceStopwatch("k3tvm.vulkan", engine.device.index)
+    rng = np.random.default_rng(0)
+    rows_at_once = min(prompt, engine.manifest.max_rows)
+    for entry, tokens, runs in (("decode", 1, 16), ("prefill", rows_at_once, 3)):
+        engine.reset()
+        for _ in range(runs):
+            ids = rng.integers(0, engine.config.vocab_size, tokens).astype(np.int32)
+            stopwatch.begin()
+            engine.run_on(machine, entry, ids)
+            stopwatch.end()
+        rows += _rows(entry, stopwatch.runs)
+        stopwatch.runs = []
+    engine.reset()
+    return rows
+
+
+def dispatches(table: list[dict[str, Any]]) -> int:
+    """Launches of one decode step."""
+    return sum(row["calls"] for row in table if row["entry"] == "decode")
+
+
+class Stopwatch(Protocol):
+    """Collects the times of kernels, run by run."""
+
+    runs: list[Run]
+
+    def begin(self) -> None:
+        """A run begins."""
+
+    def end(self) -> None:
+        """It has ended."""
+
+
+class _HostStopwatch:
+    """Called by the virtual machine before and after every call."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.runs: list[Run] = []
+        self.start = 0.0
+        machine.instrument(self)
+
+    def begin(self) -> None:
+        """A new run."""
+        self.runs.append({})
+
+    def end(self) -> None:
+        """Kernels have reported by themselves."""
+
+    def __call__(self, function: Any, name: str, before: bool, result: Any, *args: Any) -> None:
+        if before:
+            self.start = time.perf_counter()
+        elif not name.startswith("vm.builtin"):
+            self.runs[-1].setdefault(name, []).append(time.perf_counter() - self.start)
+
+
+class _DeviceStopwatch:
+    """Timestamps that the device itself takes around every dispatch."""
+
+    def __init__(self, prefix: str, index: int) -> None:
+        self.runs: list[Run] = []
+        self.index = index
+        find = tvm_ffi.get_global_func
+        self._start, self._stop = find(f"{prefix}.profile_start"), find(f"{prefix}.profile_stop")
+
+    def begin(self) -> None:
+        """A new run."""
+        self._start(self.index)
+
+    def end(self) -> None:
+        """Wait for the device and collect."""
+        times: Run = {}
+        for name, nanoseconds in json.loads(self._stop(self.index)):
+            times.setdefault(name, []).append(nanoseconds / 1e9)
+        self.runs.append(times)
+
+
+def _rows(entry: str, runs: list[Run]) -> list[dict[str, Any]]:
+    """Medians over the runs."""
+    rows: list[dict[str, Any]] = [
+        {
+            "entry": entry,
+            "kernel": name,
+            "calls": len(calls),
+            "microseconds": median(sum(run[name]) for run in runs) * 1e6,
+        }
+        for name, calls in runs[0].items()
+    ]
+    return sorted(rows, key=lambda row: -float(row["microseconds"]))

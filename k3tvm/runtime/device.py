@@ -1,0 +1,95 @@
+"""The device that a bundle runs on: exactly the one that was asked for, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from k3tvm.bundle.manifest import CodeEntry, Manifest, damaged
+from k3tvm.errors import DeviceError
+from k3tvm.runtime.cpu import NEEDS, host_features
+from k3tvm.runtime.memory import HostMemory, Memory
+
+CPU = 1  # DLPack's number of the device type
+
+
+@dataclass(frozen=True)
+class Device:
+    """An opened device: what the user reads, DLPack's type and index, memory, and fitting code."""
+
+    label: str
+    type: int
+    index: int
+    memory: Memory
+    code: CodeEntry
+
+
+def open_device(folder: Path, manifest: Manifest, wanted: str | None) -> Device:
+    """The device `KIND[:SELECTOR]`, with the code of the bundle that it can run.
+
+    Without a wish it is a device of the kind that the bundle was compiled for first. Raises
+    DeviceError when there is no such device, the bundle has no code for it, or the code asks for
+    more than it has.
+    """
+    kind, _, selector = (wanted or manifest.code[0].kind).partition(":")
+    if kind not in OPENERS:
+        raise DeviceError(f"device {wanted!r}: not known; choose one of: {', '.join(OPENERS)}")
+    entries = [c for c in manifest.code if c.kind == kind]
+    if not entries:
+        there = ", ".join(c.target for c in manifest.code)
+        raise DeviceError(
+            f"has no code for {kind}, only for {there}",
+            where=str(folder),
+            cure=f"compile it with --target {kind}",
+        )
+    return OPENERS[kind](folder, entries, selector)
+
+
+def _open_cpu(folder: Path, entries: list[CodeEntry], selector: str) -> Device:
+    if selector not in ("", "0"):
+        raise DeviceError(f"device cpu:{selector}: there is one CPU, called cpu")
+    refusals = []
+    for code in entries:
+        lacking = _cpu_lacks(folder, code)
+        if not lacking:
+            return Device("cpu", CPU, 0, HostMemory(), code)
+        refusals.append(f"{', '.join(lacking)}, which {code.target} needs")
+    raise DeviceError(
+        f"this CPU lacks {'; '.join(refusals)}",
+        cure="compile again on this machine, or with --target cpu:portable",
+    )
+
+
+def _cpu_lacks(folder: Path, code: CodeEntry) -> list[str]:
+    needs = {str(isa): features for isa, features in NEEDS.items()}
+    if code.isa not in needs:
+        raise damaged(folder, f"no instruction set is called {code.isa!r}")
+    return sorted(needs[code.isa] - host_features())
+
+
+def _open_vulkan(folder: Path, entries: list[CodeEntry], selector: str) -> Device:
+    from k3tvm.runtime.device_memory import VULKAN, DeviceMemory
+    from k3tvm.vulkan import plugin
+    from k3tvm.vulkan.devices import KernelNeeds, find, lacks
+
+    plugin.load()
+    found = find(selector)
+    refusals = []
+    for code in entries:
+        lacking = lacks(found, KernelNeeds.of(code.device_kernels))
+        if not lacking:
+            memory = DeviceMemory(VULKAN, found.index, "k3tvm.vulkan")
+            return Device(f"vulkan:{found.index} {found.name}", VULKAN, found.index, memory, code)
+        refusals.append(f"{code.target}: {'; '.join(lacking)}")
+    raise DeviceError(
+        f"cannot run this bundle: {' | '.join(refusals)}",
+        where=f"vulkan:{found.index} {found.name}",
+        cure=f"compile with --target vulkan:from-device:{found.index}",
+    )
+
+
+OPENERS: dict[str, Callable[[Path, list[CodeEntry], str], Device]] = {
+    "cpu": _open_cpu,
+    "vulkan": _open_vulkan,
+}

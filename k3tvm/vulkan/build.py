@@ -1,0 +1,94 @@
+"""Turns the device functions of a module into a Vulkan module: TVM's `target.build.vulkan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from k3tvm._ffi import tvm_ffi
+from k3tvm.errors import TargetError
+from k3tvm.schedules.profile import GpuProfile
+from k3tvm.vulkan.glsl.kernel import Shader, translate
+from k3tvm.vulkan.glsl.types import UnsupportedError
+from k3tvm.vulkan.limits import check_kernel, profile_of
+from k3tvm.vulkan.module import KernelInfo, write_module
+from k3tvm.vulkan.spirv import compile_all, features
+
+_dump: ContextVar[Path | None] = ContextVar("dump", default=None)
+_profile: ContextVar[GpuProfile | None] = ContextVar("profile", default=None)
+_kernels: ContextVar[list[KernelInfo] | None] = ContextVar("kernels", default=None)
+
+
+def register() -> None:
+    """Let TVM compile for Vulkan with this generator, and keep the type of its errors on the way."""
+    for error in (TargetError, UnsupportedError):
+        tvm_ffi.register_error(error.__name__, error)
+    tvm_ffi.register_global_func("target.build.vulkan", build, override=True)
+
+
+@contextmanager
+def dumping(directory: Path) -> Iterator[None]:
+    """Inside, NAME.comp (GLSL) and NAME.spv of every kernel are written into `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    token = _dump.set(directory)
+    try:
+        yield
+    finally:
+        _dump.reset(token)
+
+
+@contextmanager
+def compiling_for(profile: GpuProfile) -> Iterator[list[KernelInfo]]:
+    """Inside, kernels are checked against all of `profile`, not only what a TVM target can say.
+
+    Yields a list that receives every kernel that was built.
+    """
+    built: list[KernelInfo] = []
+    tokens = _profile.set(profile), _kernels.set(built)
+    try:
+        yield built
+    finally:
+        _profile.reset(tokens[0])
+        _kernels.reset(tokens[1])
+
+
+def build(module: Any, target: Any) -> Any:
+    """An FFI module of the kernels in `module` (an IRModule of device functions).
+
+    TargetError names the kernel that cannot be translated or exceeds the target's limits.
+    """
+    kernels = compile_kernels(module, _profile.get() or profile_of(target))
+    return tvm_ffi.get_global_func("k3tvm.vulkan.create_module")(write_module(kernels))
+
+
+def compile_kernels(module: Any, profile: GpuProfile) -> list[KernelInfo]:
+    """The kernels of an IRModule of device functions, checked against `profile`."""
+    shaders = [translate(f, profile.push_bytes) for f in module.functions.values()]
+    shaders.sort(key=lambda s: s.name)
+    _write_dump({f"{s.name}.comp": s.source.encode() for s in shaders})
+    spirv = compile_all({s.name: s.source for s in shaders})
+    _write_dump({f"{name}.spv": data for name, data in spirv.items()})
+    kernels = [_info(s, spirv[s.name]) for s in shaders]
+    for kernel in kernels:
+        check_kernel(kernel, profile)
+    seen = _kernels.get()
+    if seen is not None:
+        seen.extend(kernels)
+    return kernels
+
+
+def _info(s: Shader, spirv: bytes) -> KernelInfo:
+    needed = features(spirv, s.name)
+    return KernelInfo(
+        s.name, s.kinds, s.block, s.tags, s.local_size, s.shared_bytes, needed, s.source, spirv
+    )
+
+
+def _write_dump(files: dict[str, bytes]) -> None:
+    directory = _dump.get()
+    if directory is not None:
+        for name, data in files.items():
+            (directory / name).write_bytes(data)

@@ -1,0 +1,147 @@
+"""Turns this machine, and perhaps a bundle, into facts: what is installed, and what would run."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from k3tvm.bundle.manifest import CodeEntry, Manifest
+from k3tvm.errors import K3Error
+from k3tvm.vulkan.devices import INSTALL, Device, KernelNeeds, devices, lacks
+
+LOADER = "libvulkan.so.1"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that has to be there: what and where it is, or what the problem is."""
+
+    name: str
+    version: str = ""
+    path: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a device runs a library, or what it lacks."""
+
+    device: str
+    runs: bool
+    lacks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Library:
+    """A compiled library of a bundle: its target, what it needs (GPUs only), and who runs it."""
+
+    target: str
+    needs: KernelNeeds | None
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All that `doctor` says. compilers: for compiling; parts: for running.
+
+    `runs`: some device runs some library of the bundle; without a bundle, some device is usable.
+    """
+
+    compilers: tuple[Part, ...]
+    parts: tuple[Part, ...]
+    devices: tuple[Device, ...]
+    bundle: str
+    libraries: tuple[Library, ...]
+    runs: bool
+
+
+def survey(bundle: Path | None = None) -> Survey:
+    """Look at this machine; BundleError for something that is not a bundle."""
+    manifest = Manifest.load(bundle) if bundle else None
+    plugin, found = _devices()
+    libraries = tuple(_libraries(manifest, found)) if manifest else ()
+    verdicts = [v.runs for library in libraries for v in library.verdicts]
+    usable = [d.usable for d in found]
+    return Survey(
+        compilers=tuple(_compilers()),
+        parts=(plugin, loader()),
+        devices=found,
+        bundle=str(bundle or ""),
+        libraries=libraries,
+        runs=any(verdicts if manifest else usable),
+    )
+
+
+def _compilers() -> Iterator[Part]:
+    """The tools that make SPIR-V; only needed where models are compiled."""
+    from k3tvm.vulkan.tools import tools
+
+    for name, text in tools().items():
+        good = re.fullmatch(r"([0-9.]+) \((.*)\)", text)
+        if good:
+            yield Part(name, version=good[1], path=good[2])
+        else:
+            yield Part(name, problem=text.removeprefix(f"{name}: "))
+
+
+def _devices() -> tuple[Part, tuple[Device, ...]]:
+    """The plug-in, and the devices that it sees."""
+    name = "plug-in"
+    try:
+        from k3tvm.vulkan import plugin  # TVM's runtime may be absent, or of another version
+
+        plugin.load()
+    except K3Error as error:
+        return Part(name, problem=str(error)), ()
+    part = Part(name, version=plugin.ABI, path=str(plugin.LIBRARY))
+    try:
+        return part, devices()
+    except K3Error as error:
+        return Part(name, version=part.version, path=part.path, problem=str(error)), ()
+
+
+def loader() -> Part:
+    """The Vulkan loader, which finds the drivers."""
+    try:
+        library = ctypes.CDLL(LOADER)
+    except OSError:
+        return Part("loader", problem=f"{LOADER} is not installed; {INSTALL}")
+    packed = ctypes.c_uint32(1 << 22)  # what a loader of Vulkan 1.0, without the function, is
+    if hasattr(library, "vkEnumerateInstanceVersion"):
+        library.vkEnumerateInstanceVersion(ctypes.byref(packed))
+    major, minor, patch = packed.value >> 22, packed.value >> 12 & 0x3FF, packed.value & 0xFFF
+    return Part("loader", version=f"{major}.{minor}.{patch}", path=LOADER)
+
+
+def _libraries(manifest: Manifest, found: tuple[Device, ...]) -> Iterator[Library]:
+    foreign = _foreign(manifest)
+    for code in manifest.code:
+        needs = None if code.kind == "cpu" else KernelNeeds.of(code.device_kernels)
+        if needs is None:
+            short = {"cpu": _cpu_lacks(code)}
+        else:
+            short = {f"vulkan:{d.index}": lacks(d, needs) for d in found}
+        verdicts = (Verdict(d, not foreign + s, tuple(foreign + s)) for d, s in short.items())
+        yield Library(code.target, needs, tuple(verdicts))
+
+
+def _foreign(manifest: Manifest) -> list[str]:
+    """What keeps any device of this machine from running the bundle: another version of TVM."""
+    try:
+        from k3tvm._ffi import PINS
+    except K3Error as error:
+        return [str(error)]
+    made = {package: manifest.versions.get(package, "an unknown version") for package in PINS}
+    return [f"{p} {v}, here is {PINS[p]}" for p, v in made.items() if v != PINS[p]]
+
+
+def _cpu_lacks(code: CodeEntry) -> list[str]:
+    from k3tvm.runtime.cpu import NEEDS, host_features  # brings the engine and NumPy along
+
+    needs = {str(isa): features for isa, features in NEEDS.items()}
+    if code.isa not in needs:
+        return [f"the instruction set {code.isa!r}, which is not known"]
+    return sorted(needs[code.isa] - host_features())

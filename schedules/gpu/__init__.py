@@ -1,0 +1,1 @@
+"""Schedules for GPUs: one source for every device family, shaped by the profile."""

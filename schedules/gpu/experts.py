@@ -1,0 +1,158 @@
+"""Routed experts on a GPU: pairs (row, choice) sorted by expert, then products per pair or tile."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from k3tvm._tvm import T
+from k3tvm.relax_models.operators import ExpertLinear, ExpertSort
+from k3tvm.schedules.gpu import grid as g
+from k3tvm.schedules.gpu.products import BLOCK, Weights, weights_of
+from k3tvm.schedules.gpu.products_few import Team, matvec, threads_of
+from k3tvm.schedules.gpu.products_many import THREADS, Tile, matmul
+from k3tvm.schedules.profile import GpuProfile
+from k3tvm.schedules.registry import schedule
+
+Expr = Any
+
+FEW = 2  # below this many pairs per expert, on average, each pair reads its weights for itself
+HEIGHT, WIDTH = 32, 64  # pairs and weight rows of a tile
+
+
+@schedule(ExpertSort, "gpu", "every pair counts the pairs before it: no shared counters")
+def expert_sort_gpu(op: ExpertSort, p: GpuProfile, a: SimpleNamespace) -> None:
+    """A pair's place is the number of pairs of lower experts, and of earlier ones of its own.
+
+    first[e] is the number of pairs of lower experts alone. The work grows with the square of the
+    rows, but in parallel: it stays small next to the experts' products.
+    """
+    pairs = g.let(a.n * T.int32(op.top_k))
+    with g.each(pairs + T.int32(op.experts + 1)) as item:
+        is_pair = item < pairs
+        expert, me = g.variable(item - pairs, "int32"), g.variable(-1, "int32")
+        with g.when(is_pair):
+            g.put(expert, _at(op, a.chosen, item))
+            g.put(me, item)
+        before = g.variable(0, "int32")
+        with g.serial(a.n) as row, g.serial(op.top_k) as choice:
+            earlier = row * T.int32(op.top_k) + choice < me[0]
+            limit = expert[0] + T.Select(earlier, T.int32(1), T.int32(0))
+            one = T.Select(a.chosen[row, choice] < limit, T.int32(1), T.int32(0))
+            g.put(before, before[0] + one)
+        with T.If(is_pair):
+            with T.Then():
+                place = g.let(before[0])
+                row, choice = place // T.int32(op.top_k), place % T.int32(op.top_k)
+                g.store(a.order, item, row, choice)
+            with T.Else():
+                g.store(a.first, before[0], item - pairs)
+
+
+@schedule(
+    ExpertLinear, "gpu", "few pairs: 16 weight rows of a pair a workgroup; many: staged tiles"
+)
+def expert_linear_gpu(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace) -> None:
+    """The path depends on the number of rows alone, never on their routing."""
+    weights = weights_of(op.fmt, op.k, p, a)
+    with T.If(a.n * T.int32(op.top_k) < T.int32(FEW * op.experts)):
+        with T.Then():
+            _few(op, p, a, weights)
+        with T.Else():
+            _many(op, a, weights)
+
+
+def _few(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace, weights: Weights) -> None:
+    """A workgroup for each pair and block; pairs of one expert are neighbours and share caches."""
+    blocks, threads = -(-op.rows // BLOCK), threads_of(weights, p)
+    pairs = a.n * T.int32(op.top_k)
+    with g.groups(pairs * T.int32(blocks), threads) as (task, tid):
+        block = g.let(T.truncdiv(task, pairs))
+        pair = T.Bind(_at(op, a.order, g.let(T.truncmod(task, pairs))))
+        row, choice = _split(op, pair)
+        expert = T.Bind(a.chosen[row, choice])
+
+        def finish(i: int, lane: Expr, value: Expr) -> None:
+            with g.when(block * T.int32(BLOCK) + lane < T.int32(op.rows)):
+                _store(op, a, row, choice, block * T.int32(BLOCK) + lane, value)
+
+        def x(i: int, k: Expr, lanes: int) -> Expr:
+            return g.load(a.x, row, _column(op, choice, k), lanes=lanes)
+
+        matvec(Team(weights, threads, tid), (expert, block), x, 1, finish)
+
+
+def _many(op: ExpertLinear, a: SimpleNamespace, weights: Weights) -> None:
+    """Tiles of pairs that share an expert; there may be fewer tiles than workgroups."""
+    blocks, across = -(-op.rows // BLOCK), -(-op.rows // WIDTH)
+    pairs = a.n * T.int32(op.top_k)
+    slots = pairs // T.int32(HEIGHT) + T.int32(op.experts)
+    with g.groups(slots * T.int32(across), THREADS) as (task, tid):
+        slot = g.let(T.truncmod(task, slots))
+        expert = g.let(_expert_of(op, a, slot))
+        begin, end = T.Bind(a.first[expert]), T.Bind(a.first[expert + T.int32(1)])
+        first = g.let(begin + (slot - _slot(begin, expert)) * T.int32(HEIGHT))
+        with g.when(first < end):
+            tile = Tile(
+                weights,
+                HEIGHT,
+                WIDTH,
+                lead=lambda block: (expert, block),
+                blocks=blocks,
+                first=g.let(T.truncdiv(task, slots) * T.int32(WIDTH // BLOCK)),
+                source=lambda i: _split(
+                    op, T.Bind(_at(op, a.order, g.let(T.min(first + i, end - T.int32(1)))))
+                ),
+                x=lambda at, k, lanes: g.load(a.x, at[0], _column(op, at[1], k), lanes=lanes),
+                thread=tid,
+            )
+
+            def finish(i: Expr, column: Expr, value: Expr) -> None:
+                with g.when(T.And(first + i < end, column < T.int32(op.rows))):
+                    row, choice = _split(op, T.Bind(_at(op, a.order, first + i)))
+                    _store(op, a, row, choice, column, value)
+
+            matmul(tile, finish)
+
+
+def _slot(begin: Expr, expert: Expr) -> Expr:
+    """The first tile of an expert whose pairs begin at `begin`.
+
+    It grows by one at least with every expert, and leaves room for all tiles of an expert.
+    """
+    return begin // T.int32(HEIGHT) + expert
+
+
+def _expert_of(op: ExpertLinear, a: SimpleNamespace, slot: Expr) -> Expr:
+    """The last expert whose first tile is not after `slot`, by bisection."""
+    low, high = g.variable(0, "int32"), g.variable(op.experts, "int32")
+    with g.serial((op.experts - 1).bit_length()):
+        middle = g.let(g.variable((low[0] + high[0]) // T.int32(2))[0])
+        with T.If(_slot(a.first[middle], middle) <= slot):
+            with T.Then():
+                g.put(low, middle)
+            with T.Else():
+                g.put(high, middle)
+    return low[0]
+
+
+def _at(op: Any, table: Any, i: Expr) -> Expr:
+    """Element i of a table [n, top_k]."""
+    return table[i // T.int32(op.top_k), i % T.int32(op.top_k)]
+
+
+def _split(op: ExpertLinear, pair: Expr) -> tuple[Expr, Expr]:
+    """(row, choice) of a pair."""
+    return g.let(pair // T.int32(op.top_k)), g.let(pair % T.int32(op.top_k))
+
+
+def _column(op: ExpertLinear, choice: Expr, k: Expr) -> Expr:
+    """Where element k of a choice's input is in a row of x."""
+    start = T.int32(op.x_offset) + k
+    return choice * T.int32(op.k) + start if op.per_choice else start
+
+
+def _store(
+    op: ExpertLinear, a: SimpleNamespace, row: Expr, choice: Expr, column: Expr, value: Expr
+) -> None:
+    g.store(a.out, g.rounded(op.act, value), row, choice * T.int32(op.rows) + column)

@@ -1,0 +1,121 @@
+"""Linear layers on a GPU: a workgroup per block of 16 rows for few rows of x, tiles for many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from k3tvm._tvm import T
+from k3tvm.relax_models.operators import Linear
+from k3tvm.schedules.gpu import grid as g
+from k3tvm.schedules.gpu.products import BLOCK, Weights, weights_of
+from k3tvm.schedules.gpu.products_few import Team, matvec, threads_of
+from k3tvm.schedules.gpu.products_many import THREADS, Tile, matmul
+from k3tvm.schedules.profile import GpuProfile
+from k3tvm.schedules.registry import schedule
+
+Expr = Any
+Emit = Callable[[], None]
+
+FEW = 8  # up to this many rows there is no need for tiles
+CHUNK = 4  # rows that share one reading of the weights there
+LOW, HIGH = (32, 32), (64, 64)  # rows of x and of the weight in a tile
+SOME = 32  # up to this many rows the small tiles, of which there are more
+
+
+@schedule(Linear, "gpu", "few rows: 16 weight rows a workgroup, k shared out; many: staged tiles")
+def linear_gpu(op: Linear, p: GpuProfile, a: SimpleNamespace) -> None:
+    """The path depends on the number of rows alone."""
+    weights = weights_of(op.fmt, op.k, p, a)
+    _branch(
+        a.n,
+        [
+            (1, lambda: _few(op, p, a, weights, 1)),
+            (FEW, lambda: _few(op, p, a, weights, CHUNK)),
+            (SOME, lambda: _many(op, a, weights, *LOW)),
+        ],
+        lambda: _many(op, a, weights, *HIGH),
+    )
+
+
+def _branch(n: Expr, cases: list[tuple[int, Emit]], last: Emit) -> None:
+    """The first case whose number of rows is enough, decided on the host."""
+    if not cases:
+        return last()
+    (most, emit), *rest = cases
+    with T.If(n <= T.int32(most)):
+        with T.Then():
+            emit()
+        with T.Else():
+            _branch(n, rest, last)
+
+
+def _few(op: Linear, p: GpuProfile, a: SimpleNamespace, weights: Weights, count: int) -> None:
+    """Rows in chunks of `count`; one chunk when `count` is 1, for which there is a row only."""
+    blocks, threads = -(-op.rows // BLOCK), threads_of(weights, p)
+    chunks = T.int32(1) if count == 1 else (a.n + T.int32(count - 1)) // T.int32(count)
+    with g.groups(chunks * T.int32(op.groups * blocks), threads) as (task, tid):
+        # neighbouring workgroups share their weights
+        first = g.let(T.truncmod(task, chunks) * T.int32(count))
+        strip = g.let(T.truncdiv(task, chunks))
+        group, block = g.let(strip // T.int32(blocks)), g.let(strip % T.int32(blocks))
+
+        def x(i: int, k: Expr, lanes: int) -> Expr:
+            row = T.min(first + T.int32(i), a.n - T.int32(1)) if count > 1 else T.int32(0)
+            return g.load(a.x, row, _column(op, group, k), lanes=lanes)
+
+        def finish(i: int, lane: Expr, value: Expr) -> None:
+            row = g.let(block * T.int32(BLOCK) + lane)
+            with g.when(T.And(row < T.int32(op.rows), first + T.int32(i) < a.n)):
+                _store(op, a, first + T.int32(i), group, row, value)
+
+        matvec(Team(weights, threads, tid), _lead(op, group, block), x, count, finish)
+
+
+def _many(op: Linear, a: SimpleNamespace, weights: Weights, height: int, width: int) -> None:
+    blocks, across = -(-op.rows // BLOCK), -(-op.rows // width)
+    tiles = (a.n + T.int32(height - 1)) // T.int32(height)
+    with g.groups(tiles * T.int32(op.groups * across), THREADS) as (task, tid):
+        # neighbouring workgroups share their weights
+        first = g.let(T.truncmod(task, tiles) * T.int32(height))
+        strip = g.let(T.truncdiv(task, tiles))
+        group = g.let(strip // T.int32(across))
+        tile = Tile(
+            weights,
+            height,
+            width,
+            lead=lambda block: _lead(op, group, block),
+            blocks=blocks,
+            first=g.let(strip % T.int32(across) * T.int32(width // BLOCK)),
+            source=lambda i: g.let(T.min(first + i, a.n - T.int32(1))),
+            x=lambda row, k, lanes: g.load(a.x, row, _column(op, group, k), lanes=lanes),
+            thread=tid,
+        )
+
+        def finish(i: Expr, row: Expr, value: Expr) -> None:
+            with g.when(T.And(first + i < a.n, row < T.int32(op.rows))):
+                _store(op, a, first + i, group, row, value)
+
+        matmul(tile, finish)
+
+
+def _lead(op: Linear, group: Expr, block: Expr) -> tuple[Expr, ...]:
+    return (group, block) if op.groups > 1 else (block,)
+
+
+def _column(op: Linear, group: Expr, k: Expr) -> Expr:
+    """Where element k of a group's input is in a row of x; kept open, so that alignment shows."""
+    start = T.int32(op.x_offset) + k
+    return group * T.int32(op.x_stride) + start if op.groups > 1 else start
+
+
+def _store(op: Linear, a: SimpleNamespace, t: Expr, group: Expr, row: Expr, value: Expr) -> None:
+    """Round, add the addends, store."""
+    column = g.let(group * T.int32(op.rows) + row)
+    result = g.let(g.rounded(op.act, value))
+    if op.exact_rows:
+        result = g.let(T.Select(column < T.int32(op.exact_rows), value, result))
+    for i in range(op.addends):
+        result = g.let(g.rounded(op.act, result + getattr(a, f"addend{i}")[t, column]))
+    g.store(a.out, result, t, column)

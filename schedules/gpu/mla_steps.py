@@ -1,0 +1,262 @@
+"""Steps of a latent attention tile on a GPU: scores, softmax, weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from k3tvm._tvm import T
+from k3tvm.schedules.gpu import functions as f
+from k3tvm.schedules.gpu import grid as g
+from k3tvm.schedules.gpu.mla_tile import COLUMN_LANES, DEPTH, KEY_LANES, KEYS, PAD, Tile
+
+LOWEST = -3.0e38  # below every score, yet finite: exp(LOWEST - LOWEST) is 1, not NaN
+ROW = DEPTH + PAD
+SCORES = KEYS + PAD
+UNROLLED = 4  # keys of one turn of the weighted sum
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Of the pair that this thread shares: the maximum so far, the sum of exp(score - maximum)."""
+
+    best: Any
+    total: Any
+
+
+def new_softmax() -> Softmax:
+    """A softmax that has seen nothing."""
+    return Softmax(g.variable(LOWEST), g.variable(0.0))
+
+
+def score_keys(t: Tile, start: Any) -> None:
+    """scores[pair, j] of keys start + j, j < KEYS; -infinity where the pair may not look.
+
+    Places after the last key that some pair may see repeat that one, so that nothing beyond it is
+    read.
+    """
+    pairs, keys = t.shape.score_pairs, KEYS // KEY_LANES
+    sums = [[g.variable(g.splat(0.0, 4)) for _ in range(keys)] for _ in range(pairs)]
+    group, lane = g.let(t.tid // T.int32(KEY_LANES)), g.let(t.tid % T.int32(KEY_LANES))
+    with g.serial(-(-(t.op.rank + t.op.rope) // DEPTH)) as slab:
+        g.barrier()
+        _load_slabs(t, start, slab)
+        g.barrier()
+        with g.serial(DEPTH // 4) as d:
+            at = g.let(d * T.int32(4))
+            k = [_slab_row(t.memory.key, lane + T.int32(KEY_LANES * j), at) for j in range(keys)]
+            for i in range(pairs):
+                q = _slab_row(t.memory.query, group * T.int32(pairs) + T.int32(i), at)
+                for j in range(keys):
+                    g.store(sums[i][j], g.load(sums[i][j], 0, lanes=4) + q * k[j], 0, lanes=4)
+    for i in range(pairs):
+        pair = g.let(group * T.int32(pairs) + T.int32(i))
+        seen = g.let(t.memory.seen[pair])
+        for j in range(keys):
+            key = g.let(lane + T.int32(KEY_LANES * j))
+            one = sums[i][j]
+            score = g.let(((one[0] + one[1]) + (one[2] + one[3])) * g.floats(t.op.scale))
+            value = T.Select(start + key < seen, score, g.floats(float("-inf")))
+            g.store(t.memory.scores, value, pair * T.int32(SCORES) + key)
+    g.barrier()
+
+
+def _slab_row(slab: Any, row: Any, at: Any) -> Any:
+    return g.let(g.load(slab, row * T.int32(ROW) + at, lanes=4))
+
+
+def _load_slabs(t: Tile, start: Any, slab: Any) -> None:
+    """Columns slab * DEPTH ... of the keys and of the queries; zeros after the last column."""
+    lanes, width = t.shape.query_lanes, t.op.rank + t.op.rope
+    per_row = DEPTH // lanes
+
+    def fill(rows: int, buffer: Any, read: Any) -> None:
+        with g.strided(t.tid, rows * per_row, t.shape.threads) as i:
+            row, at = g.let(i // T.int32(per_row)), g.let(i % T.int32(per_row) * T.int32(lanes))
+            column = g.let(slab * T.int32(DEPTH) + at)
+            to = g.let(row * T.int32(ROW) + at)
+            if width % DEPTH == 0:
+                read(row, column, to)
+                return
+            with T.If(column < T.int32(width)):
+                with T.Then():
+                    read(row, column, to)
+                with T.Else():
+                    g.store(buffer, g.splat(0.0, lanes), to, lanes=lanes)
+
+    def key(row: Any, column: Any, to: Any) -> None:
+        place = g.let(T.min(start + row, t.many - T.int32(1)))
+        value = g.load(t.a.cache, g.wide(t.slot), place, column, lanes=lanes)
+        g.store(t.memory.key, value, to, lanes=lanes)
+
+    def query(pair: Any, column: Any, to: Any) -> None:
+        row, head = g.let(t.memory.rows[pair]), g.let(t.memory.heads[pair])
+
+        def absorbed() -> None:
+            at = head * T.int32(t.op.rank) + column
+            value = g.load(t.a.absorbed, row, at, lanes=lanes)
+            g.store(t.memory.query, value, to, lanes=lanes)
+
+        def rope() -> None:
+            at = head * T.int32(t.op.q_stride) + T.int32(t.op.q_offset + t.op.nope)
+            value = g.load(t.a.q, row, at + (column - T.int32(t.op.rank)), lanes=lanes)
+            g.store(t.memory.query, value, to, lanes=lanes)
+
+        if not t.op.rope:
+            absorbed()
+            return
+        with T.If(column < T.int32(t.op.rank)):
+            with T.Then():
+                absorbed()
+            with T.Else():
+                rope()
+
+    fill(KEYS, t.memory.key, key)
+    fill(t.shape.pairs, t.memory.query, query)
+
+
+def absorb(t: Tile, softmax: Softmax, shares: bool) -> None:
+    """Take the block's scores into the softmax; factors[pair] rescales older sums.
+
+    With `shares` the scores become exp(score - maximum).
+    """
+    top, total = g.variable(softmax.best[0]), g.variable(0.0)
+    with own_scores(t) as at:
+        g.put(top, T.max(top[0], t.memory.scores[at]))
+    best = g.variable(across(t, top[0], T.max))
+    with own_scores(t) as at:
+        share = f.exp(t.memory.scores[at] - best[0])
+        g.put(total, total[0] + share)
+        if shares:
+            g.store(t.memory.scores, share, at)
+    keep = f.exp(softmax.best[0] - best[0])
+    pair, lane = shared_pair(t)
+    with g.when(lane == T.int32(0)):
+        g.store(t.memory.factors, keep, pair)
+    whole = across(t, total[0], lambda x, y: x + y)
+    g.put(softmax.total, softmax.total[0] * keep + whole)
+    g.put(softmax.best, best[0])
+
+
+def round_shares(t: Tile, softmax: Softmax) -> None:
+    """Scores become probabilities under a finished softmax, rounded to the activation type."""
+    with own_scores(t) as at:
+        share = g.let(f.exp(t.memory.scores[at] - softmax.best[0]) / softmax.total[0])
+        g.store(t.memory.scores, g.rounded(t.op.act, share), at)
+    g.barrier()
+
+
+def shared_pair(t: Tile) -> tuple[Any, Any]:
+    """The pair that this thread shares in the softmax, and its number among the sharers."""
+    sharers = T.int32(t.shape.sharers)
+    return g.let(t.tid // sharers), g.let(t.tid % sharers)
+
+
+@contextmanager
+def own_scores(t: Tile) -> Iterator[Any]:
+    """A loop over the places of this thread's share of its pair's scores."""
+    pair, lane = shared_pair(t)
+    with g.serial(KEYS // t.shape.sharers) as j:
+        yield g.let(pair * T.int32(SCORES) + lane + j * T.int32(t.shape.sharers))
+
+
+def across(t: Tile, value: Any, join: Any) -> Any:
+    """`value` of all threads that share a pair, joined; ends with a barrier."""
+    g.store(t.memory.partial, value, t.tid)
+    g.barrier()
+    first = g.let(t.tid // T.int32(t.shape.sharers) * T.int32(t.shape.sharers))
+    result = g.variable(t.memory.partial[first])
+    for i in range(1, t.shape.sharers):
+        g.put(result, join(result[0], t.memory.partial[first + T.int32(i)]))
+    g.barrier()
+    return g.let(result[0])
+
+
+@dataclass(frozen=True)
+class Sums:
+    """This thread's part of the weighted sums: cells[pair][vector of columns]."""
+
+    t: Tile
+    cells: list[list[Any]]
+
+    def pair(self, i: int) -> Any:
+        """Number in the tile of the thread's pair i."""
+        group = self.t.tid // T.int32(COLUMN_LANES)
+        return group * T.int32(self.t.shape.sum_pairs) + T.int32(i)
+
+    def column(self, j: int) -> Any:
+        """First column of the thread's vector j; from the last column on in unused ones."""
+        lanes = self.t.shape.lanes
+        lane = self.t.tid % T.int32(COLUMN_LANES)
+        return lane * T.int32(lanes) + T.int32(COLUMN_LANES * lanes * j)
+
+
+def new_sums(t: Tile) -> Sums:
+    """All zero."""
+    lanes, columns = t.shape.lanes, range(t.shape.columns)
+    cells = [
+        [g.variable(g.splat(0.0, lanes)) for _ in columns] for _ in range(t.shape.sum_pairs)
+    ]
+    return Sums(t, cells)
+
+
+def rescale(sums: Sums) -> None:
+    """sums = sums * factors[pair]."""
+    lanes = sums.t.shape.lanes
+    for i, row in enumerate(sums.cells):
+        factor = g.splat(g.let(sums.t.memory.factors[sums.pair(i)]), lanes)
+        for cell in row:
+            g.store(cell, g.load(cell, 0, lanes=lanes) * factor, 0, lanes=lanes)
+
+
+def add_values(sums: Sums, start: Any, keys: Any) -> None:
+    """sums += shares . cache rows of keys start + j, j < keys: those that all pairs see in turns.
+
+    What a pair may not see is not multiplied by zero but left out: it may be NaN.
+    """
+    t = sums.t
+    common = g.variable(T.max(T.min(t.few - start, keys), T.int32(0)))
+    turns = g.let(common[0] // T.int32(UNROLLED))
+    with g.serial(turns) as turn:
+        for u in range(UNROLLED):
+            _add_key(sums, start, g.let(turn * T.int32(UNROLLED) + T.int32(u)), guarded=False)
+    with g.serial_range(turns * T.int32(UNROLLED), keys) as j:
+        _add_key(sums, start, j, guarded=True)
+
+
+def _add_key(sums: Sums, start: Any, j: Any, guarded: bool) -> None:
+    t, lanes = sums.t, sums.t.shape.lanes
+    last = T.int32(t.op.rank - lanes)
+    values = [
+        g.let(
+            g.load(t.a.cache, g.wide(t.slot), start + j, T.min(sums.column(k), last), lanes=lanes)
+        )
+        for k in range(t.shape.columns)
+    ]
+    for i, row in enumerate(sums.cells):
+        pair = g.let(sums.pair(i))
+
+        def add(pair: Any = pair, row: list[Any] = row) -> None:
+            share = g.splat(g.let(t.memory.scores[pair * T.int32(SCORES) + j]), lanes)
+            for value, cell in zip(values, row, strict=True):
+                g.store(cell, g.load(cell, 0, lanes=lanes) + share * value, 0, lanes=lanes)
+
+        if guarded:
+            with g.when(start + j < t.memory.seen[pair]):
+                add()
+        else:
+            add()
+
+
+def each_sum(sums: Sums, emit: Any) -> None:
+    """`emit(pair, column, cell)` for every sum of the thread that belongs to the result."""
+    t = sums.t
+    for i, row in enumerate(sums.cells):
+        pair = g.let(sums.pair(i))
+        with g.when(pair < t.pairs):
+            for k, cell in enumerate(row):
+                column = g.let(sums.column(k))
+                with g.when(column < T.int32(t.op.rank)):
+                    emit(pair, column, cell)

@@ -1,0 +1,192 @@
+"""`k3tvm doctor`: what it says of tools, devices and bundles is so, and its exit status follows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from k3tvm._ffi import PINS
+from k3tvm.cli.main import main
+from k3tvm.errors import DeviceError
+from k3tvm.runtime import cpu
+from k3tvm.vulkan import plugin, survey, tools
+from k3tvm.vulkan.devices import Device
+from tests.devices import require
+from tests.vulkan.machines import NVIDIA, bundle, code, device
+
+ROOT = Path(__file__).parents[2]
+GPU = device(0, "Big GPU")
+SMALL = device(1, "Small GPU", shared_bytes=16384, features=["float16"])
+OLD = device(2, "Old GPU", usable=False, why_not="lacks bufferDeviceAddress")
+Doctor = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """Runs the command on a machine with these devices; status and text."""
+
+    def run(*args: str, found: tuple[Device, ...] = ()) -> tuple[int, str]:
+        monkeypatch.setattr(plugin, "load", lambda *_, **__: None)
+        monkeypatch.setattr(survey, "devices", lambda: found)
+        status = main(["doctor", *args])
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def rows(text: str) -> dict[str, str]:
+    """What stands beside each label, on one line."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        label = line[:14].strip()
+        if label and line.startswith("  "):
+            found[label] = line[14:]
+        elif found and line.startswith("  "):
+            found[list(found)[-1]] += f" {line.strip()}"
+    return found
+
+
+# --- this machine ---------------------------------------------------------------------------------
+
+
+def test_devices_are_described_and_unusable_ones_say_why(doctor: Doctor) -> None:
+    status, text = doctor(found=(GPU, SMALL, OLD))
+    assert status == 0 and max(len(line) for line in text.splitlines()) <= 100
+    said = rows(text)
+    assert "Big GPU: GPU driver Test 1.2.3, Vulkan 1.3.0 8 GiB of memory" in said["vulkan:0"]
+    assert "1024 threads, 48 KiB shared" in said["vulkan:0"]
+    assert "lacks cooperative_matrix" in said["vulkan:0"]
+    assert "has float16 lacks cooperative_matrix float64 int16" in said["vulkan:1"]
+    assert "Old GPU: GPU NOT USABLE: lacks bufferDeviceAddress" in said["vulkan:2"]
+    assert "Vulkan can run here, with --device vulkan:0 or --device vulkan:1" in text
+
+
+@pytest.mark.parametrize("found", [(), (OLD,)], ids=["none", "old"])
+def test_without_a_usable_device_it_exits_1_and_says_what_to_install(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, found: tuple[Device, ...]
+) -> None:
+    monkeypatch.setattr(survey, "loader", lambda: survey.Part("loader", "1.3.0", "libvulkan.so.1"))
+    status, text = doctor(found=found)
+    assert status == 1
+    assert text.endswith("apt install libvulkan1 mesa-vulkan-drivers\n")
+
+
+def test_without_a_loader(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "LOADER", "libno-such-loader.so.9")
+    status, text = doctor()
+    assert status == 1
+    assert "PROBLEM: libno-such-loader.so.9 is not installed" in rows(text)["loader"]
+    assert "Vulkan cannot run here: loader: libno-such-loader.so.9 is not installed" in text
+
+
+def test_a_plugin_that_was_not_built_is_the_problem_named(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> tuple[Device, ...]:
+        raise DeviceError("was not built", where="the Vulkan plug-in", cure="k3tvm doctor --build")
+
+    monkeypatch.setattr(survey, "devices", missing)
+    part, found = survey._devices()
+    assert found == () and "was not built; k3tvm doctor --build" in part.problem
+
+
+def test_tools_are_listed_with_versions_or_with_the_cure(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {
+        "glslang": "13.1.1 (/opt/my tools/glslang)",
+        "spirv-val": "spirv-val: was not found; x",
+    }
+    monkeypatch.setattr(tools, "tools", lambda: found)
+    said = rows(doctor(found=(GPU,))[1])
+    assert said["glslang"] == "13.1.1 /opt/my tools/glslang"
+    assert said["spirv-val"] == "PROBLEM: was not found; x"
+
+
+def test_build_compiles_the_plugin_first(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(plugin, "build", lambda: built.append("yes"))
+    assert doctor(found=(GPU,))[0] == 0 and not built
+    assert doctor("--build", found=(GPU,))[0] == 0 and built
+
+
+def test_the_real_machine_is_judged_in_a_process_that_has_no_compiler() -> None:
+    """Neither TVM's compiler nor torch nor the engine is loaded; a usable device is status 0."""
+    require("vulkan")
+    program = (
+        "import sys; from k3tvm.cli.main import main; status = main(['doctor', '--json']); "
+        "print(sorted({'tvm', 'torch', 'k3tvm.runtime'} & set(sys.modules)), file=sys.stderr); "
+        "sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    facts = json.loads(done.stdout)
+    assert done.returncode == 0 and facts["runs"]
+    assert done.stderr == "[]\n"
+    assert [p["problem"] for p in facts["parts"]] == ["", ""]
+    assert any(d["usable"] and "storage8" in d["features"] for d in facts["devices"])
+
+
+# --- bundles --------------------------------------------------------------------------------------
+
+
+def test_a_bundle_is_judged_for_every_device(doctor: Doctor, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "b", NVIDIA, code("cpu:portable", "portable"))
+    status, text = doctor(path, found=(GPU, SMALL, OLD))
+    assert status == 0
+    gpu, cpu = text.partition(f"{path}, compiled for vulkan-nvidia")[2].split("compiled for cpu")
+    said = rows(gpu)
+    assert "512 threads, 44 KiB shared, 64 bytes pushed; float16 int64 storage8" in said["needs"]
+    assert said["vulkan:0"] == "runs"
+    assert "28 KiB of shared memory more" in said["vulkan:1"]
+    assert "it has no int64, storage8" in said["vulkan:1"]
+    assert said["vulkan:2"].startswith("DOES NOT RUN: lacks bufferDeviceAddress")
+    assert rows(cpu)["cpu"] == "runs"
+    assert f"{path} can run here, with --device vulkan:0 or --device cpu" in text
+
+
+def test_a_bundle_that_no_device_runs_exits_1_with_the_cure(doctor: Doctor, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "b", NVIDIA)
+    status, text = doctor(path, found=(SMALL,))
+    assert status == 1 and text.endswith("compile it with --target vulkan:from-device\n")
+
+
+def test_f28_a_bundle_of_another_tvm_runs_nowhere(doctor: Doctor, tmp_path: Path) -> None:
+    versions = PINS | {"apache-tvm": "0.99"}
+    path = bundle(tmp_path / "b", NVIDIA, versions=versions)
+    status, text = doctor(path, found=(GPU,))
+    assert status == 1
+    assert f"DOES NOT RUN: apache-tvm 0.99, here is {PINS['apache-tvm']}" in text
+
+
+def test_a_cpu_bundle_for_another_cpu(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "host_features", lambda: frozenset({"avx2"}))
+    path = bundle(tmp_path / "b", code("cpu:avx2", "avx2"))
+    status, text = doctor(path, found=(GPU,))
+    assert status == 1 and rows(text)["cpu"] == "DOES NOT RUN: fma"
+    assert text.endswith("or with --target cpu:portable\n")
+
+
+def test_json_says_the_same(doctor: Doctor, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "b", NVIDIA)
+    status, text = doctor(path, "--json", found=(SMALL,))
+    facts = json.loads(text)
+    assert status == 1 and facts["runs"] is False and facts["bundle"] == path
+    assert facts["devices"][0]["features"] == ["float16"]
+    assert facts["libraries"][0]["needs"]["features"] == ["float16", "int64", "storage8"]
+    assert facts["libraries"][0]["verdicts"][0]["device"] == "vulkan:1"
+
+
+def test_something_else_than_a_bundle_exits_2(
+    doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
