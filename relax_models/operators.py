@@ -528,3 +528,29 @@ class ExpertCombine(Operator):
             *(Arg(f"addend{i}", ("n", self.width)) for i in range(self.addends)),
             Arg("out", ("n", self.width), role="out"),
         )
+
+
+# --- sampling -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample(Operator):
+    """The next token of each row of logits: greedy, or drawn after top-k and top-p.
+
+    A row of `controls` is [temperature, top_p, u, unused]. Temperature 0: the largest logit, the
+    lower id on a tie. Else probabilities are exp((logit - largest) / temperature); the `top_k`
+    most likely tokens are kept (0: all), of those the ones before which less than top_p of their
+    mass comes, the lower id first on a tie; the token is the one where the running sum over the
+    kept ones, in the order of ids, passes u (0 <= u < 1) of their mass. NaN is never chosen, unless
+    all logits of a row are NaN (then 0 is).
+    """
+
+    vocab: int
+
+    def arguments(self) -> tuple[Arg, ...]:
+        return (
+            Arg("logits", ("m", self.vocab)),
+            Arg("controls", ("m", 4)),
+            Arg("top_k", ("m",), "int32"),
+            Arg("ids", ("m",), "int32", "out"),
+        )

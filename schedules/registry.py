@@ -41,6 +41,7 @@ OPERATOR_FILES = (
     "gpu.mla",
     "gpu.norms",
     "gpu.router",
+    "gpu.sampling",
     "gpu.short_conv",
     "kda_chunk",
     "kda_gate",
@@ -49,6 +50,7 @@ OPERATOR_FILES = (
     "mla",
     "norms",
     "router",
+    "sampling",
     "short_conv",
 )
 
@@ -137,8 +139,22 @@ def build_function(op: Operator, profile: TargetProfile, body: Body) -> Any:
         for a, handle in handles:
             buffer = T.match_buffer(handle, _shape(a, profile, symbols), a.dtype)
             names[a.name] = IRBuilder.name(a.name, buffer)
+        if profile.family == "gpu":
+            names |= {s: _narrow(names[s]) for s in op.scalars}
         body(op, profile, SimpleNamespace(**names, **symbols))
     return builder.get()
+
+
+def _narrow(scalar: Any) -> Any:
+    """A scalar argument in 32 bits, through host memory: else the device would do the cast."""
+    cell = T.alloc_buffer((1,), "int32", scope="local")
+    T.buffer_store(cell, T.Cast("int32", scalar), [0])
+    return T.Bind(cell[0])
+
+
+def _index(profile: TargetProfile) -> str:
+    """The type of sizes."""
+    return "int32" if profile.family == "gpu" else "int64"
 
 
 def _shape(arg: Arg, profile: TargetProfile, symbols: dict[str, Any]) -> tuple[Any, ...]:
@@ -147,14 +163,14 @@ def _shape(arg: Arg, profile: TargetProfile, symbols: dict[str, Any]) -> tuple[A
     GPUs count in 32 bits, which is several times faster there, except inside of tensors that have
     more elements than that; kernels make the first index of such a tensor 64-bit (`gpu.grid.wide`).
     """
-    narrow = profile.family == "gpu"
+    symbol = _index(profile)
     known = math.prod(d for d in arg.shape if isinstance(d, int))
-    static = T.int32 if narrow and known < 2**31 else T.int64
+    static = T.int32 if symbol == "int32" and known < 2**31 else T.int64
 
     def dim(d: int | str) -> Any:
         if isinstance(d, int):
             return static(d)
-        return symbols.setdefault(d, tvm.tirx.Var(d, "int32" if narrow else "int64"))
+        return symbols.setdefault(d, tvm.tirx.Var(d, symbol))
 
     return tuple(dim(d) for d in arg.shape)
 

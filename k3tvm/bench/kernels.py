@@ -26,9 +26,7 @@ def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
     """
     rows = []
     machine = engine.new_machine()
-    stopwatch: Stopwatch = _HostStopwatch(machine)
-    if engine.device.type == VULKAN:
-        stopwatch = _DeviceStopwatch("k3tvm.vulkan", engine.device.index)
+    stopwatch = _stopwatch(engine, machine)
     rng = np.random.default_rng(0)
     rows_at_once = min(prompt, engine.manifest.max_rows)
     for entry, tokens, runs in (("decode", 1, 16), ("prefill", rows_at_once, 3)):
@@ -59,6 +57,12 @@ class Stopwatch(Protocol):
 
     def end(self) -> None:
         """It has ended."""
+
+
+def _stopwatch(engine: Engine, machine: Machine) -> Stopwatch:
+    if engine.device.type == VULKAN:
+        return _DeviceStopwatch("k3tvm.vulkan", engine.device.index)
+    return _HostStopwatch(machine)
 
 
 class _HostStopwatch:

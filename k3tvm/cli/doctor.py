@@ -24,6 +24,17 @@ examples:
   k3tvm doctor k3.bundle     which devices would run this bundle, and what the others lack
   k3tvm doctor --build       compile the device plug-in first, with g++
 
+targets for 'k3tvm compile --target vulkan...', each a promise not to use more than it says:
+  vulkan                   any desktop GPU: 256 threads, 32 KiB of shared memory
+  vulkan:nvidia            Turing and newer
+  vulkan:amd               RDNA and newer
+  vulkan:intel             Xe and Arc
+  vulkan:apple             Apple silicon through MoltenVK
+  vulkan:mobile            Adreno 7xx and Mali Valhall
+  vulkan:lavapipe          Mesa on the CPU
+  vulkan:from-device[:N]   a device of this machine, by number or part of its name
+  vulkan:NAME+FEATURE      and one more feature, such as cooperative_matrix
+
 Exits 1 when nothing can run: no usable Vulkan device, or none of the bundle's targets.
 """
 WIDTH = 100
@@ -119,7 +130,9 @@ def _library(library: Library) -> Iterator[str]:
     if library.needs:
         yield _row("needs", _needs(library.needs))
     for verdict in library.verdicts:
-        yield _row(verdict.device, "runs" if verdict.runs else f"DOES NOT RUN: {'; '.join(verdict.lacks)}")
+        yield _row(
+            verdict.device, "runs" if verdict.runs else f"DOES NOT RUN: {'; '.join(verdict.lacks)}"
+        )
 
 
 def _needs(needs: KernelNeeds) -> str:

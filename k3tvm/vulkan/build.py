@@ -23,7 +23,7 @@ _kernels: ContextVar[list[KernelInfo] | None] = ContextVar("kernels", default=No
 
 
 def register() -> None:
-    """Let TVM compile for Vulkan with this generator, and keep the type of its errors on the way."""
+    """Let TVM compile for Vulkan with this generator; its errors keep their type on the way."""
     for error in (TargetError, UnsupportedError):
         tvm_ffi.register_error(error.__name__, error)
     tvm_ffi.register_global_func("target.build.vulkan", build, override=True)

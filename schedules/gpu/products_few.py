@@ -17,7 +17,7 @@ Finish = Callable[[int, Expr, Expr], None]  # (which row of x, row of the block,
 
 
 def threads_of(weights: Weights, p: GpuProfile) -> int:
-    """Threads that share a block: up to 256, each with at least one unit of 16 bytes if possible."""
+    """Threads that share a block: up to 256, each with a unit of 16 bytes at least where it can."""
     threads = 32
     while threads * 2 <= min(256, p.threads) and threads < weights.units * weights.quads:
         threads *= 2
@@ -63,7 +63,9 @@ def matvec(team: Team, lead: Sequence[Expr], x: Load, count: int, finish: Finish
         for r, row in enumerate(w.rows(quad)):
             # the odd pitch keeps the four quads of a step in different banks
             g.store(sums, total[T.int32(i * held + r)], row * T.int32(team.parts + 2) + part)
-        _reduce(team, sums, tops, lambda row, value, i=i: finish(i, row, value))
+        row, value = _reduce(team, sums, tops)
+        with g.when(team.thread < T.int32(BLOCK)):
+            finish(i, row, value)
 
 
 def _accumulate(
@@ -114,8 +116,8 @@ def _elements(x: Load, i: int, step: Expr, depth: int) -> list[Expr]:
     return [g.let(g.lane(four, j)) for four in fours for j in range(4)]
 
 
-def _reduce(team: Team, sums: Any, tops: Any, finish: Callable[[Expr, Expr], None]) -> None:
-    """finish(row, sum of sums[row, :parts]), each row in a thread of its own.
+def _reduce(team: Team, sums: Any, tops: Any) -> tuple[Expr, Expr]:
+    """(row, sum of sums[row, :parts]), each row in one of the first 16 threads.
 
     All threads add a few values, then 16 threads the rest. Two barriers: `sums` may be written
     again afterwards, and `tops` after the first barrier of the next call.
@@ -130,8 +132,7 @@ def _reduce(team: Team, sums: Any, tops: Any, finish: Callable[[Expr, Expr], Non
         g.put(part, part[0] + sums[first + T.int32(i * segments)])
     g.store(tops, part[0], team.thread)
     g.barrier()
-    with g.when(team.thread < T.int32(BLOCK)):
-        value = g.variable(tops[team.thread])
-        with g.serial_range(1, segments) as s:
-            g.put(value, value[0] + tops[s * T.int32(BLOCK) + team.thread])
-        finish(team.thread, g.let(value[0]))
+    value = g.variable(tops[row])
+    with g.when(segment == T.int32(0)), g.serial_range(1, segments) as s:
+        g.put(value, value[0] + tops[s * T.int32(BLOCK) + row])
+    return row, g.let(value[0])

@@ -31,8 +31,9 @@ THREADS = ACROSS * DOWN
 class Tile:
     """One workgroup's work: `height` rows of x times `width` weight rows.
 
-    height: a multiple of 16. width: 32 or 64. lead: indices of a block. blocks: how many there are. first: the first of this workgroup.
-    source: where row i of the tile is in x, valid for every i.
+    height: a multiple of 16. width: 32 or 64. lead: indices of a block. blocks: how many there
+    are. first: the first of this workgroup. source: where row i of the tile is in x, for every i.
+    x: `lanes` elements of such a row.
     """
 
     weights: Weights
@@ -161,7 +162,7 @@ def _stage_mxfp4(tile: Tile, step: Expr, ws: Any) -> None:
 
 
 def _stage_plain(tile: Tile, step: Expr, ws: Any, lanes: int) -> None:
-    """A thread stages four k of a few rows of a block: 8 bytes of bfloat16 or 16 of float32 each."""
+    """A thread stages four k of a few rows: 8 bytes of bfloat16 or 16 of float32 each."""
     needed = tile.width // BLOCK * 4 * FOURS
     if needed == THREADS:
         return _stage_columns(tile, step, ws, lanes)

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 THREADS = 64
 HEAD = """#version 460
 #extension GL_EXT_buffer_reference : require
+#extension GL_EXT_buffer_reference_uvec2 : require
 #extension GL_EXT_scalar_block_layout : require
 #extension GL_EXT_shader_explicit_arithmetic_types : require
 layout(local_size_x = 64) in;

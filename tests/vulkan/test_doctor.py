@@ -190,3 +190,30 @@ def test_something_else_than_a_bundle_exits_2(
 ) -> None:
     assert main(["doctor", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_lists_every_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    from k3tvm.compiler.targets.vulkan import FROM_DEVICE, PROFILES
+
+    assert main(["doctor", "--help"]) == 0
+    text = capsys.readouterr().out
+    named = {*PROFILES, FROM_DEVICE} - {"baseline"}
+    assert {n for n in named if f"  vulkan:{n}" not in text} == set()
+    page = (ROOT / "docs" / "targets" / "vulkan.md").read_text()
+    assert {n for n in named if f"| `vulkan:{n}" not in page} == set()
+
+
+@pytest.mark.parametrize("name", ["nvidia", "amd", "intel", "apple", "lavapipe", "mobile"])
+def test_the_page_has_the_numbers_of_the_profiles(name: str) -> None:
+    from k3tvm.compiler.targets.vulkan import PROFILES
+
+    profile = PROFILES[name]
+    page = (ROOT / "docs" / "targets" / "vulkan.md").read_text()
+    line = next(x for x in page.splitlines() if x.startswith(f"| `vulkan:{name}`"))
+    cells = [c.strip() for c in line.split("|")[3:7]]
+    assert cells == [
+        str(profile.threads),
+        f"{profile.shared_bytes // 1024} KiB",
+        f"{profile.push_bytes} B",
+        str(profile.subgroup),
+    ]

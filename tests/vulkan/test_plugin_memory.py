@@ -96,12 +96,12 @@ def test_a_full_device_says_asked_used_and_available_and_goes_on(device):
     assert int(said[3]) < 80 * MIB
     assert "\n" not in text
     del kept
-    device.memory.empty((160 * MIB,), "uint8")
+    device.memory.empty((60 * MIB,), "uint8")
 
 
 def test_memory_of_work_in_flight_is_waited_for_before_refusing(device):
-    function("set_memory_limit")(0, device.stats()["block_bytes"] + 80 * MIB)
     x = device.memory.put(numbers(4096))
+    function("set_memory_limit")(0, device.stats()["block_bytes"] + 80 * MIB)
     big = device.memory.empty((70 * MIB // 4,), "uint32")
     device.call(spin())(x, big, 7, 20000, 64, 64)
     del big

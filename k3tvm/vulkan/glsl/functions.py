@@ -31,7 +31,7 @@ EXP = f"""float k3_exp(float x) {{
   precise float high = uintBitsToFloat(floatBitsToUint(x) & 0xfffff000u);
   precise float rest = (high * {LOG2_E_HIGH} - y) + (x - high) * {LOG2_E_HIGH};
   float e = exp2(y), r = fma(x, {LOG2_E - LOG2_E_HIGH:.9g}, rest);
-  return (e > 0.0 && e < 3e38) ? fma(e, r * {math.log(2.0):.9g}, e) : e;
+  return (e > 0.0 && e <= 3.40282347e38) ? fma(e, r * {math.log(2.0):.9g}, e) : e;
 }}"""
 
 # x = m * 2^n with m in [0.71, 1.42): n ln 2 + 2 atanh((m - 1) / (m + 1)); what is not a normal

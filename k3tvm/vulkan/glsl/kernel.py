@@ -24,6 +24,9 @@ EXTENSIONS = (
 )
 
 
+BLOCK_EXTENSIONS = ("GL_EXT_buffer_reference_uvec2",)
+
+
 @dataclass(frozen=True)
 class Shader:
     """GLSL text, and what a launch has to know.
@@ -58,10 +61,10 @@ def _translate(name: str, function: Any, push_bytes: int) -> Shader:
     w.device_barrier = used.synchronises and bool(used.read & used.written)
     fields = [_parameter(w, p, used) for p in function.params]
     statement(w, function.body)
-    block = _bytes(fields) > push_bytes
+    block = _offsets(fields)[-1] > push_bytes
     size = w.local_size["x"], w.local_size["y"], w.local_size["z"]
     text = "\n".join(
-        [*_head(w, size), *_arguments(fields, block), *w.shared, "", *_main(w, fields)]
+        [*_head(w, size, block), *_arguments(fields, block), *w.shared, "", *_main(w, fields)]
     )
     kinds = "".join(f.kind for f in fields)
     return Shader(name, text + "\n", kinds, block, _tags(function), size, w.shared_bytes)
@@ -92,17 +95,18 @@ def _parameter(w: Writer, parameter: Any, used: Usage) -> _Field:
     return _Field(reference, name, "P" if parameter in used.written else "p", 8, reference)
 
 
-def _bytes(fields: list[_Field]) -> int:
-    """The size of the arguments, each aligned to itself."""
-    end = 0
+def _offsets(fields: list[_Field]) -> list[int]:
+    """Where the arguments are, each aligned to itself, and where they end."""
+    offsets, end = [], 0
     for f in fields:
-        end = -(-end // f.size) * f.size + f.size
-    return end
+        offsets.append(-(-end // f.size) * f.size)
+        end = offsets[-1] + f.size
+    return [*offsets, end]
 
 
-def _head(w: Writer, size: tuple[int, int, int]) -> list[str]:
+def _head(w: Writer, size: tuple[int, int, int], block: bool) -> list[str]:
     x, y, z = size
-    needed = sorted({*EXTENSIONS, *w.extensions})
+    needed = sorted({*EXTENSIONS, *w.extensions, *(BLOCK_EXTENSIONS if block else ())})
     return [
         "#version 460",
         *(f"#extension {name} : require" for name in needed),
@@ -120,18 +124,30 @@ def _helpers(w: Writer) -> list[str]:
 
 
 def _arguments(fields: list[_Field], block: bool) -> list[str]:
-    members = [f"  {f.type} {f.name};" for f in fields]
     if not fields:
         return []
     if not block:
+        members = [f"  {f.type} {f.name};" for f in fields]
         return ["layout(push_constant, scalar) uniform Arguments {", *members, "} pc;"]
     return [
         "layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Arguments {",
-        *members,
+        *_members_in_memory(fields),
         "};",
         "layout(push_constant, scalar) uniform Push { Arguments arguments; } push;",
         "#define pc push.arguments",
     ]
+
+
+def _members_in_memory(fields: list[_Field]) -> list[str]:
+    """Members at explicit places, addresses as two words.
+
+    glslang gives the load of an address the alignment of what the address points to.
+    """
+    members = []
+    for f, offset in zip(fields, _offsets(fields), strict=False):
+        kind = "uvec2" if f.kind in "pP" else f.type
+        members.append(f"  layout(offset = {offset}) {kind} {f.name};")
+    return members
 
 
 def _main(w: Writer, fields: list[_Field]) -> list[str]:

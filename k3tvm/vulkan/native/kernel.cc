@@ -22,6 +22,7 @@ uint16_t HalfBits(float value) {
   float size = std::fabs(value);
   if (std::isnan(value)) return static_cast<uint16_t>(sign | 0x7e00);
   if (size >= 65520.0f) return static_cast<uint16_t>(sign | 0x7c00);
+  if (size == 0) return static_cast<uint16_t>(sign);
   int exponent = 0;
   std::frexp(size, &exponent);
   int lowest = std::max(exponent - 11, -24);  // weight of the last bit that is kept
