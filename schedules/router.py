@@ -62,9 +62,7 @@ def router_cpu(op: Router, p: CpuProfile, a: SimpleNamespace) -> None:
         _weigh(op, a, row, scores)
 
 
-def _rank(
-    op: Router, p: CpuProfile, a: SimpleNamespace, row: Any, scores: Any, ranks: Any
-) -> None:
+def _rank(op: Router, p: CpuProfile, a: SimpleNamespace, row: Any, scores: Any, ranks: Any) -> None:
     """scores[e] = sigmoid(logit); ranks[e] orders the biased scores as integers."""
 
     def piece(at: Any, lanes: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,8 @@ from k3tvm.schedules.profile import CpuProfile
 from k3tvm.schedules.registry import reference, schedule
 
 TEMPERATURE, TOP_P, UNIFORM = 0, 1, 2  # columns of `controls`
-NOTHING = -(2**31)  # the key of NaN, below that of minus infinity
+# The key of NaN, below that of minus infinity; TVM holds that no int32 equals the least one.
+NOTHING = -(2**31) + 2**20
 LEVELS, RADIX_BITS = 4, 8  # digits of a key, the highest first
 
 
@@ -28,10 +29,11 @@ def sample_reference(op: Sample, args: Any) -> dict[str, np.ndarray]:
 
 
 def _sampled(logits: np.ndarray, controls: np.ndarray, top_k: int) -> int:
-    if not controls[TEMPERATURE] > 0 or np.isnan(logits).all():
-        return int(np.argmax(np.where(np.isnan(logits), -np.inf, logits))) if (
-            np.isfinite(logits).any() or np.isposinf(logits).any()
-        ) else int(np.argmin(np.isnan(logits)))
+    numbers = np.flatnonzero(~np.isnan(logits))
+    if not numbers.size:
+        return 0
+    if not controls[TEMPERATURE] > 0:
+        return int(numbers[np.argmax(logits[numbers])])
     kept = kept_mass(logits, float(controls[TEMPERATURE]), float(controls[TOP_P]), int(top_k))
     passed = np.cumsum(kept) > float(controls[UNIFORM]) * kept.sum()
     return int(np.argmax(passed)) if passed.any() else int(np.flatnonzero(kept)[-1])
@@ -51,30 +53,6 @@ def kept_mass(logits: np.ndarray, temperature: float, top_p: float, top_k: int) 
     return p
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row on the CPU: the buffers, its number, its largest logit, its temperature."""
-
-    op: Sample
-    p: CpuProfile
-    a: SimpleNamespace
-    row: Any
-    best: Any
-    temperature: Any
-
-    def key(self, i: Any) -> Any:
-        """Logit i as an int32 of the same order."""
-        return key_of(v.let(self.a.logits[self.row, i]))
-
-    def mass(self, i: Any) -> Any:
-        """float64: its probability relative to the largest; 0 for NaN."""
-        x = v.let(self.a.logits[self.row, i])
-        below = v.let(T.Select(x == self.best, T.float32(0.0), (x - self.best) / self.temperature))
-        share = v.let(f.exp(self.p, below, 1))
-        share = T.Select(key_of(x) == T.int32(NOTHING), T.float32(0.0), share)
-        return v.cast(share, "float64", 1)
-
-
 def key_of(x: Any) -> Any:
     """An int32 that orders as the float32 does: NaN first of all, both zeros the same."""
     raw = v.let(v.bits(x, "int32", 1))
@@ -87,129 +65,130 @@ def key_of(x: Any) -> Any:
 
 @schedule(Sample, "cpu", "rows in parallel; thresholds by a radix search, no sort")
 def sample_cpu(op: Sample, p: CpuProfile, a: SimpleNamespace) -> None:
-    """The largest logit; where a draw is wanted, the two thresholds, then the running sum."""
+    """The largest logit; where a draw is wanted, masses, what is kept of them, a running sum."""
+    zero = v.int64(0)
     with v.parallel(a.m) as row:
-        best = v.scratch(1, "int32")
+        best, masses = v.scratch(1, "int32"), v.workspace((op.vocab,))
         v.store(a.ids, T.int32(0), row, lanes=1)
         v.store(best, T.int32(NOTHING), 0, lanes=1)
         with v.serial(op.vocab) as i:
             key = key_of(v.let(a.logits[row, i]))
-            with T.If(key > best[v.int64(0)]), T.Then():
+            with T.If(key > best[zero]), T.Then():
                 v.store(best, key, 0, lanes=1)
                 v.store(a.ids, v.cast(i, "int32", 1), row, lanes=1)
-        temperature = v.let(a.controls[row, v.int64(TEMPERATURE)])
-        drawn = T.And(temperature > T.float32(0.0), best[v.int64(0)] > T.int32(NOTHING))
-        with T.If(drawn), T.Then():
-            largest = v.let(a.logits[row, v.cast(a.ids[row], "int64", 1)])
-            _draw(Row(op, p, a, row, largest, temperature))
+        drawn = a.controls[row, v.int64(TEMPERATURE)] > T.float32(0.0)
+        with T.If(T.And(drawn, best[zero] > T.int32(NOTHING))), T.Then():
+            _fill_masses(op, p, a, row, masses)
+            k = T.Select(a.top_k[row] > T.int32(0), a.top_k[row], T.int32(op.vocab))
+            ones = v.cast(v.let(k), "float64", 1)
+            _keep(op, a, row, masses, v.opaque(ones), lambda i: T.float64(1.0))
+            top_p = v.cast(a.controls[row, v.int64(TOP_P)], "float64", 1)
+            target = v.opaque(top_p * _total(op, masses))
+            _keep(op, a, row, masses, target, lambda i: v.cast(masses[i], "float64", 1))
+            _draw(op, a, row, masses)
 
 
-def _draw(r: Row) -> None:
-    """ids[row] = a token drawn from what top-k and top-p keep."""
-    zero, one = v.int64(0), T.float64(1.0)
-    nucleus = v.let(v.cast(r.a.controls[r.row, v.int64(TOP_P)], "float64", 1))
-    uniform = v.let(v.cast(r.a.controls[r.row, v.int64(UNIFORM)], "float64", 1))
-    asked = v.let(r.a.top_k[r.row])
-    k = v.let(T.Select(asked > T.int32(0), asked, T.int32(r.op.vocab)))
-    first = _search(r, v.cast(k, "float64", 1), lambda i: one)
-    cut, ties = v.scratch(1, "int32"), v.scratch(1, "float64")
-    v.store(cut, first.key, 0, lanes=1)
-    v.store(ties, v.cast(k, "float64", 1) - first.above, 0, lanes=1)
-
-    def kept(i: Any, left: Any) -> Any:
-        """The mass of token i as far as the cut keeps it; `left` ties are not yet used."""
-        key = r.key(i)
-        tied = v.let(T.And(key == cut[zero], left[zero] > T.float64(0.0)))
-        with T.If(tied), T.Then():
-            v.store(left, left[zero] - one, 0, lanes=1)
-        return v.let(T.Select(T.Or(key > cut[zero], tied), r.mass(i), T.float64(0.0)))
-
-    def total() -> Any:
-        left, sums = v.scratch(1, "float64"), v.scratch(1, "float64")
-        v.store(left, ties[zero], 0, lanes=1)
-        v.store(sums, T.float64(0.0), 0, lanes=1)
-        with v.serial(r.op.vocab) as i:
-            v.store(sums, sums[zero] + kept(i, left), 0, lanes=1)
-        return sums[zero]
-
-    with T.If(nucleus < one), T.Then():
-        left = v.scratch(1, "float64")
-        target = v.let(nucleus * total())
-        v.store(left, ties[zero], 0, lanes=1)
-        second = _search(r, target, lambda i: kept(i, left), lambda: _refill(left, ties))
-        count = v.let(T.ceil((target - second.above) / second.mass))
-        lowest = v.let(T.Select(second.key == cut[zero], ties[zero], T.float64(r.op.vocab)))
-        v.store(ties, T.max(T.min(count, lowest), one), 0, lanes=1)
-        v.store(cut, second.key, 0, lanes=1)
-    target = v.let(uniform * total())
-    left, running = v.scratch(1, "float64"), v.scratch(1, "float64")
-    v.store(left, ties[zero], 0, lanes=1)
-    v.store(running, T.float64(0.0), 0, lanes=1)
-    with v.serial(r.op.vocab) as i:
-        mass = kept(i, left)
-        # the last one with any mass stays, should rounding keep the sum from passing the target
-        with T.If(T.And(mass > T.float64(0.0), running[zero] <= target)), T.Then():
-            v.store(r.a.ids, v.cast(i, "int32", 1), r.row, lanes=1)
-        v.store(running, running[zero] + mass, 0, lanes=1)
+def _fill_masses(op: Sample, p: CpuProfile, a: SimpleNamespace, row: Any, masses: Any) -> None:
+    """Probabilities relative to the largest; 0 for NaN."""
+    best = v.let(a.logits[row, v.cast(a.ids[row], "int64", 1)])
+    temperature = v.let(a.controls[row, v.int64(TEMPERATURE)])
+    with v.serial(op.vocab) as i:
+        x = v.let(a.logits[row, i])
+        # the largest may be infinite
+        below = v.let(T.Select(x == best, T.float32(0.0), (x - best) / temperature))
+        share = v.let(f.exp(p, below, 1))
+        number = key_of(x) != T.int32(NOTHING)
+        v.store(masses, T.Select(number, share, T.float32(0.0)), i, lanes=1)
 
 
-def _refill(left: Any, ties: Any) -> None:
-    v.store(left, ties[v.int64(0)], 0, lanes=1)
+def _total(op: Sample, masses: Any) -> Any:
+    total = v.scratch(1, "float64")
+    v.store(total, T.float64(0.0), 0, lanes=1)
+    with v.serial(op.vocab) as i:
+        v.store(total, total[v.int64(0)] + v.cast(masses[i], "float64", 1), 0, lanes=1)
+    return v.opaque(total[v.int64(0)])
 
 
-@dataclass(frozen=True)
-class Found:
-    """The key where a running sum over descending keys reaches its target.
+def _keep(
+    op: Sample,
+    a: SimpleNamespace,
+    row: Any,
+    masses: Any,
+    target: Any,
+    weight: Callable[[Any], Any],
+) -> None:
+    """Drop tokens that `target` weights of more likely ones precede; lower ids first on a tie."""
+    zero = v.int64(0)
+    cut, above = _search(op, a, row, target, weight)
+    with v.serial(op.vocab) as i:
+        key = key_of(v.let(a.logits[row, i]))
+        late = T.And(key == cut, above[zero] >= target)
+        with T.If(T.Or(key < cut, late)):
+            with T.Then():
+                v.store(masses, T.float32(0.0), i, lanes=1)
+            with T.Else(), T.If(key == cut), T.Then():
+                v.store(above, above[zero] + weight(i), 0, lanes=1)
 
-    above: the sum over larger keys; mass: of one token that has the key, relative to the largest.
+
+def _search(
+    op: Sample, a: SimpleNamespace, row: Any, target: Any, weight: Callable[[Any], Any]
+) -> tuple[Any, Any]:
+    """(key, above): the key where the sum of weights over descending keys reaches the target.
+
+    `above` is a variable with the weights of larger keys. Digit by digit: the weights of the
+    tokens that share the digits so far, per next digit.
     """
-
-    key: Any
-    above: Any
-    mass: Any
-
-
-def _search(r: Row, target: Any, weight: Any, restart: Any = lambda: None) -> Found:
-    """Digit by digit: weights of the tokens that share the digits so far, per next digit."""
     zero, bins = v.int64(0), 1 << RADIX_BITS
     sums = v.scratch(bins, "float64")
-    prefix, above, digit = v.scratch(1, "uint32"), v.scratch(1, "float64"), v.scratch(1, "int32")
-    mass, before, done = v.scratch(1, "float64"), v.scratch(1, "float64"), v.scratch(1, "int32")
+    prefix, digit = v.scratch(1, "uint32"), v.scratch(1, "uint32")
+    above = v.scratch(1, "float64")
     v.store(prefix, T.uint32(0), 0, lanes=1)
     v.store(above, T.float64(0.0), 0, lanes=1)
-    v.store(mass, T.float64(1.0), 0, lanes=1)
-
-    def code_of(key: Any) -> Any:
-        return T.bitwise_xor(v.bits(key, "uint32", 1), T.uint32(0x80000000))
-
-    for level in reversed(range(LEVELS)):
-        shift = T.uint32(RADIX_BITS * level)
+    with v.serial(LEVELS) as level:
+        shift = v.let(v.cast(v.int64(LEVELS - 1) - level, "uint32", 1) * T.uint32(RADIX_BITS))
         with v.serial(bins) as b:
             v.store(sums, T.float64(0.0), b, lanes=1)
-        restart()
-        with v.serial(r.op.vocab) as i:
-            code = v.let(code_of(r.key(i)) >> shift)
-            share = v.let(weight(i))
-            mine = v.bits(code >> T.uint32(RADIX_BITS), "int32", 1)
-            with T.If(mine == v.bits(prefix[zero], "int32", 1)), T.Then():
+        with v.serial(op.vocab) as i:
+            code = v.let(_code(key_of(v.let(a.logits[row, i]))) >> shift)
+            same = v.bits((code >> T.uint32(RADIX_BITS)) - prefix[zero], "int32", 1)
+            with T.If(same == T.int32(0)), T.Then():
                 at = v.let(v.cast(T.bitwise_and(code, T.uint32(bins - 1)), "int64", 1))
-                v.store(sums, sums[at] + share, at, lanes=1)
-                if level == 0:
-                    pass
-        v.store(done, T.int32(0), 0, lanes=1)
-        v.store(before, above[zero], 0, lanes=1)
-        with v.serial(bins) as b:
-            at = v.let(bins - 1 - b)
-            open_bin = T.And(done[zero] == T.int32(0), sums[at] > T.float64(0.0))
-            with T.If(open_bin), T.Then():
-                v.store(digit, v.cast(at, "int32", 1), 0, lanes=1)
-                v.store(above, before[zero], 0, lanes=1)
-                v.store(before, before[zero] + sums[at], 0, lanes=1)
-                with T.If(before[zero] >= target), T.Then():
-                    v.store(done, T.int32(1), 0, lanes=1)
-        low = v.cast(digit[zero], "uint32", 1)
-        v.store(prefix, (prefix[zero] << T.uint32(RADIX_BITS)) + low, 0, lanes=1)
-    key = v.opaque(v.bits(T.bitwise_xor(prefix[zero], T.uint32(0x80000000)), "int32", 1))
-    with v.serial(r.op.vocab) as i, T.If(r.key(i) == key), T.Then():
-        v.store(mass, r.mass(i), 0, lanes=1)
-    return Found(key, v.opaque(above[zero]), v.opaque(mass[zero]))
+                v.store(sums, sums[at] + weight(i), at, lanes=1)
+        _choose_digit(sums, bins, target, digit, above)
+        v.store(prefix, (prefix[zero] << T.uint32(RADIX_BITS)) + digit[zero], 0, lanes=1)
+    return v.opaque(v.bits(_code(prefix[zero]), "int32", 1)), above
+
+
+def _code(key: Any) -> Any:
+    """A key as uint32 of the same order, or back."""
+    return T.bitwise_xor(T.reinterpret("uint32", key), T.uint32(0x80000000))
+
+
+def _choose_digit(sums: Any, bins: int, target: Any, digit: Any, above: Any) -> None:
+    """The highest digit with which the sum reaches the target, else the last that has weight."""
+    zero = v.int64(0)
+    running, done = v.scratch(1, "float64"), v.scratch(1, "int32")
+    v.store(running, above[zero], 0, lanes=1)
+    v.store(done, T.int32(0), 0, lanes=1)
+    with v.serial(bins) as b:
+        at = v.let(bins - 1 - b)
+        wanted = T.And(done[zero] == T.int32(0), sums[at] > T.float64(0.0))
+        with T.If(wanted), T.Then():
+            v.store(digit, v.cast(at, "uint32", 1), 0, lanes=1)
+            v.store(above, running[zero], 0, lanes=1)
+            v.store(running, running[zero] + sums[at], 0, lanes=1)
+            with T.If(running[zero] >= target), T.Then():
+                v.store(done, T.int32(1), 0, lanes=1)
+
+
+def _draw(op: Sample, a: SimpleNamespace, row: Any, masses: Any) -> None:
+    """ids[row] = the first token with which the running sum passes u of the whole."""
+    zero, running = v.int64(0), v.scratch(1, "float64")
+    uniform = v.cast(a.controls[row, v.int64(UNIFORM)], "float64", 1)
+    target = v.opaque(uniform * _total(op, masses))
+    v.store(running, T.float64(0.0), 0, lanes=1)
+    with v.serial(op.vocab) as i:
+        here = T.And(masses[i] > T.float32(0.0), running[zero] <= target)
+        with T.If(here), T.Then():
+            v.store(a.ids, v.cast(i, "int32", 1), row, lanes=1)
+        v.store(running, running[zero] + v.cast(masses[i], "float64", 1), 0, lanes=1)

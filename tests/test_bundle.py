@@ -304,7 +304,9 @@ def test_linking_is_asked_about_first(
         patch.setenv("PATH", str(tmp_path))
         with pytest.raises(TargetError, match="no C.. compiler"):
             compile_checkpoint(checkpoint, tmp_path / "out", Options())
-    monkeypatch.setattr(compiler, "compile_module", lambda *args: Compiled(args[2], Unlinkable(), ()))
+    monkeypatch.setattr(
+        compiler, "compile_module", lambda *args: Compiled(args[2], Unlinkable(), ())
+    )
     with pytest.raises(TargetError, match="cannot be linked: g.. failed"):
         compile_checkpoint(checkpoint, tmp_path / "out", Options())
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]

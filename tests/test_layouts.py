@@ -10,10 +10,10 @@ import pytest
 from k3tvm.relax_models.operators import ExpertLinear, Linear, Operator, WeightFormat, weight_args
 from k3tvm.schedules import layouts
 from k3tvm.schedules.profile import TargetProfile
-from tests.kernels import host_profiles, run
+from tests.kernels import profiles, run
 from tests.weights import mxfp4_weight, pack_codes, random_weight
 
-PROFILES = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
+PROFILES = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
 SHAPES = pytest.mark.parametrize(
     ("lead", "rows", "k"),
     [((), 1, 32), ((), 16, 64), ((), 17, 96), ((3,), 31, 32), ((2, 5), 7, 160)],
@@ -95,7 +95,7 @@ def operators(rows: int, k: int) -> list[Operator]:
 
 @PROFILES
 @pytest.mark.parametrize("op", operators(40, 64), ids=lambda op: op.name)
-@pytest.mark.parametrize("rows", [2, 64])
+@pytest.mark.parametrize("rows", [1, 2, 64])
 def test_f13_every_code_at_every_place_is_its_number(
     profile: TargetProfile, op: Operator, rows: int
 ) -> None:
@@ -108,7 +108,7 @@ def test_f13_every_code_at_every_place_is_its_number(
 
 @PROFILES
 @pytest.mark.parametrize("op", operators(255 * 16, 32), ids=lambda op: op.name)
-@pytest.mark.parametrize("rows", [2, 32])
+@pytest.mark.parametrize("rows", [1, 2, 32])
 def test_f14_every_scale_times_every_code_is_exact(
     profile: TargetProfile, op: Operator, rows: int
 ) -> None:

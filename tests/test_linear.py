@@ -7,20 +7,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from k3tvm.relax_models.operators import Linear, WeightFormat
+from k3tvm.relax_models.operators import Activation, Linear, WeightFormat
 from k3tvm.schedules.profile import TargetProfile
-from tests.kernels import expect, host_profiles, relative_error, run
+from tests.kernels import expect, gpu_profiles, host_profiles, profiles, relative_error, run
 from tests.tolerances import tolerance
 from tests.weights import Weight, random_weight, share_of_magnitude
 
-PROFILES = pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
+PROFILES = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
 ALL_FORMATS = ("float32", "bfloat16", "mxfp4")
 FORMATS = pytest.mark.parametrize("fmt", ALL_FORMATS)
 # rows, k, groups, addends: rows that fill no block, k that fills no vector, one matrix per head
 SHAPES = [(5, 32, 1, 0), (16, 64, 1, 1), (35, 96, 1, 2), (70, 320, 3, 0)]
 ODD_K = [(1, 1, 1, 0), (33, 131, 2, 1)]  # not for MXFP4: groups of 32
 CASES = [(fmt, s) for fmt in ALL_FORMATS for s in SHAPES + (ODD_K if fmt != "mxfp4" else [])]
-COUNTS = [*range(1, 18), 23, 29, 40]
+# Each operator is four kernels on a GPU, which a software GPU compiles slowly: fewer shapes there.
+GPU_CASES = [("mxfp4", SHAPES[3]), ("bfloat16", ODD_K[1]), ("float32", ODD_K[1])]
+ALL_CASES = [(p, *case) for p in host_profiles() for case in CASES]
+ALL_CASES += [(p, *case) for p in gpu_profiles() for case in GPU_CASES]
+COUNTS = {"cpu": [*range(1, 18), 23, 29, 40], "gpu": [1, 2, 3, 4, 5, 8, 9, 17, 32, 33, 64, 70]}
+FEW = {"cpu": 3, "gpu": 8}  # the path for few rows ends here
 
 
 def operator(fmt: WeightFormat, rows: int, k: int, groups: int = 1, addends: int = 0) -> Linear:
@@ -60,15 +65,16 @@ def error(
     return share_of_magnitude(got, want, magnitude(op, weight, given))
 
 
-@PROFILES
-@pytest.mark.parametrize(("fmt", "shape"), CASES, ids=str)
-def test_product_sums_for_1_to_40_rows(
+@pytest.mark.parametrize(
+    ("profile", "fmt", "shape"), ALL_CASES, ids=lambda v: getattr(v, "name", str(v))
+)
+def test_product_sums_for_1_to_70_rows(
     profile: TargetProfile, fmt: WeightFormat, shape: tuple[int, int, int, int]
 ) -> None:
-    """F4 as well: one row, two, and the border between the paths for few and many."""
+    """F4 as well: one row, two, and the borders between the paths for few and many."""
     op = operator(fmt, *shape)
     weight = weight_of(op)
-    for count in COUNTS:
+    for count in COUNTS[profile.family]:
         assert error(op, profile, weight, inputs(op, count, weight, count)) <= tolerance(
             "product_sum"
         ), count
@@ -85,25 +91,36 @@ def test_the_error_does_not_grow_with_k(profile: TargetProfile, fmt: WeightForma
         assert error(op, profile, weight, given) <= tolerance("product_sum")
 
 
-@PROFILES
-@FORMATS
-@pytest.mark.parametrize("exact_rows", [0, 20])
-def test_bfloat16_rounds_all_but_the_exact_rows(
-    profile: TargetProfile, fmt: WeightFormat, exact_rows: int
+ROUNDED = [("bfloat16", exact) for exact in (0, 20)] + [("float16", exact) for exact in (0, 20)]
+ROUNDINGS = [(p, fmt, *r) for p in host_profiles() for fmt in ALL_FORMATS for r in ROUNDED]
+# the format has no part in the rounding, so a GPU gets each rounding once
+ROUNDINGS += [
+    (p, fmt, *r)
+    for p in gpu_profiles()
+    for fmt, r in zip(("mxfp4", "bfloat16", "float32", "mxfp4"), ROUNDED, strict=True)
+]
+LOW_BITS = {"bfloat16": 0xFFFF, "float16": 0x1FFF}
+
+
+@pytest.mark.parametrize(
+    ("profile", "fmt", "act", "exact_rows"), ROUNDINGS, ids=lambda v: getattr(v, "name", str(v))
+)
+def test_all_but_the_exact_rows_are_rounded(
+    profile: TargetProfile, fmt: WeightFormat, act: Activation, exact_rows: int
 ) -> None:
     """Router logits stay float32; each sum with an addend is rounded again (spec. 3.6b)."""
-    op = replace(operator(fmt, 37, 64, addends=0 if exact_rows else 2), act="bfloat16")
+    op = replace(operator(fmt, 37, 64, addends=0 if exact_rows else 2), act=act)
     op = replace(op, exact_rows=exact_rows)
     weight = weight_of(op)
-    for count in (1, 3, 4, 29):
+    for count in (1, 3, 4, 29, 40):
         given = inputs(op, count, weight, count)
         got, want = run(op, profile, given)["out"], expect(op, given)["out"]
-        assert relative_error(got, want) <= tolerance("linear", "bfloat16")
-        assert not (got[:, exact_rows:].view(np.uint32) & 0xFFFF).any()
+        assert relative_error(got, want) <= tolerance("linear", act)
+        assert not (got[:, exact_rows:].view(np.uint32) & LOW_BITS[act]).any()
         kept = magnitude(op, weight, given)[:, :exact_rows]
         error = share_of_magnitude(got[:, :exact_rows], want[:, :exact_rows], kept)
         assert error <= tolerance("product_sum")
-        assert not exact_rows or (got[:, :exact_rows].view(np.uint32) & 0xFFFF).any()
+        assert not exact_rows or (got[:, :exact_rows].view(np.uint32) & LOW_BITS[act]).any()
 
 
 @PROFILES
@@ -112,15 +129,23 @@ def test_f5_a_row_does_not_depend_on_its_company(profile: TargetProfile, fmt: We
     """Within one path a row's bits are the same alone or among others, wherever it stands."""
     op = operator(fmt, 35, 96, 2)
     weight = weight_of(op)
-    given = inputs(op, 40, weight)
+    given = inputs(op, 80, weight)
     whole = run(op, profile, given)["out"]
-    for count in (4, 7, 12, 17):
+    for count in (FEW[profile.family] + 1, 12, 17, 32, 33):
         part = run(op, profile, given | {"x": given["x"][5 : 5 + count]})["out"]
         np.testing.assert_array_equal(part, whole[5 : 5 + count])
-    pair = run(op, profile, given | {"x": given["x"][:2]})["out"]
-    for i in range(2):
+    few = run(op, profile, given | {"x": given["x"][: FEW[profile.family]]})["out"]
+    for i in range(FEW[profile.family]):
         one = run(op, profile, given | {"x": given["x"][i : i + 1]})["out"]
-        np.testing.assert_array_equal(one[0], pair[i])
+        np.testing.assert_array_equal(one[0], few[i])
+
+
+@pytest.mark.parametrize("profile", gpu_profiles(), ids=lambda p: p.name)
+def test_f4_grids_beyond_65535_workgroups_per_dimension(profile: TargetProfile) -> None:
+    """Many rows of x, and so many weight rows that the list of workgroups is folded."""
+    for op, count in ((operator("float32", 5, 4), 70000), (operator("float32", 600000, 1), 1)):
+        weight = weight_of(op)
+        assert error(op, profile, weight, inputs(op, count, weight)) <= tolerance("product_sum")
 
 
 @PROFILES

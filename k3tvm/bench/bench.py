@@ -40,7 +40,7 @@ def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, A
     for i in range(plan.rounds):
         say(f"round {i + 1} of {plan.rounds}")
         rounds.append(_round(engine, plan, prompt, rng, limits))
-    peak_memory = _resident()
+    peak_memory = limits.memory()
     say("timing kernels")
     kernels = kernel_table(engine, plan.prompt)
     return {
@@ -64,8 +64,13 @@ class Limits:
 
     def __init__(self, engine: Engine) -> None:
         device = engine.device
+        self.device_memory: Any = device.memory
         self.threads, self.on_cpu = threads_in_use(), device.code.kind == "cpu"
         self.target = device.code.target if self.on_cpu else f"{device.code.kind}:{device.index}"
+
+    def memory(self) -> int:
+        """The most bytes that were in use: of the process, or on the GPU."""
+        return _resident() if self.on_cpu else self.device_memory.stats()["peak_bytes"]
 
     def read(self) -> float:
         """Bytes per second of reads."""

@@ -68,10 +68,12 @@ def run(args: argparse.Namespace) -> int:
         dump=Path(args.dump) if args.dump else None,
     )
     manifest = compile_checkpoint(path, out, options, Bar())
-    code = manifest.code[0]
-    size = sum(f.bytes for f in (code.file, *manifest.params))
+    files = (*(c.file for c in manifest.code), *manifest.params)
+    kernels = " and ".join(
+        f"{len(c.device_kernels or c.kernels)} kernels for {c.target}" for c in manifest.code
+    )
     print(
-        f"wrote {out}: {size / 1e6:,.1f} MB, {len(code.kernels)} kernels for {code.target},"
+        f"wrote {out}: {sum(f.bytes for f in files) / 1e6:,.1f} MB, {kernels},"
         f" {manifest.activations} activations, context {manifest.context},"
         f" {manifest.slots} slot{'s' if manifest.slots != 1 else ''},"
         f" in {time.monotonic() - start:.1f} s"

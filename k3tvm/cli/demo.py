@@ -23,6 +23,9 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "dir", metavar="DIR", nargs="?", default="build/demo", help="where to write"
     )
+    parser.add_argument(
+        "--target", metavar="T", default="cpu", help="what to compile for: cpu, vulkan, ... (cpu)"
+    )
     parser.add_argument("--preset", metavar="P", choices=PRESETS, default="k3-tiny")
     parser.set_defaults(run=run)
 
@@ -38,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     for words in (
         ["example", checkpoint, "--preset", args.preset],
         ["inspect", checkpoint],
-        ["compile", checkpoint, "--target", "cpu", "-o", bundle],
+        ["compile", checkpoint, "--target", args.target, "-o", bundle],
         ["verify", bundle],
         ["logits", bundle, *prompt, "-o", str(folder / "logits.npy")],
         ["generate", bundle, *prompt, "--max-tokens", "16"],

@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from k3tvm._ffi import tvm_ffi
-from k3tvm.errors import DeviceError
 
 Array = np.ndarray[Any, Any]
 VULKAN = 7  # DLPack's number of the device type
 
 
-CURES = {
-    "VulkanOutOfMemory": "open the bundle with fewer slots or a smaller context, or free memory",
-    "VulkanDeviceLost": "start again; if it happens again, look into the driver's log",
-}
-
-
-@contextmanager
-def typed_errors(where: str) -> Iterator[None]:
-    """Turn what a plug-in says about its device into DeviceError; other errors pass."""
-    try:
-        yield
-    except Exception as error:
-        said = f"{type(error).__name__} {error}"
-        for kind, cure in CURES.items():
-            if kind in said:
-                text = str(error).replace(f"{kind}: ", "")
-                raise DeviceError(text, where=where, cure=cure) from None
-        raise
-
-
 class DeviceMemory:
-    """Memory of device `index` of a plug-in whose functions are called `prefix`.*."""
+    """Memory of device `index` of a plug-in whose functions are called `prefix`.*.
+
+    What the plug-in refuses (no room, device lost) arrives as DeviceError with its numbers.
+    """
 
     def __init__(self, kind: int, index: int, prefix: str) -> None:
         self.device = tvm_ffi.device(kind, index)
         find = tvm_ffi.get_global_func
         self.fill, self.copy = find(f"{prefix}.fill"), find(f"{prefix}.copy")
+        self._stats = find(f"{prefix}.stats")
         self._alloc = find("runtime.TVMTensorAllocWithScope")
         self._view = find("runtime.TVMTensorCreateView")
         self._from_bytes = find("runtime.TVMTensorCopyFromBytes")
@@ -55,10 +37,18 @@ class DeviceMemory:
         block.clear(0, math.prod(shape))
         return block
 
+    def room(self) -> int:
+        """Bytes that the device has left for this process, as far as its driver tells."""
+        return int(self.stats()["budget_bytes"] - self.stats()["used_bytes"])
+
+    def stats(self) -> dict[str, int]:
+        """Counters of the plug-in: dispatches, submissions, bytes used, at most and allowed."""
+        facts: dict[str, int] = json.loads(self._stats(self.device.index))
+        return facts
+
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """A new tensor, not initialised."""
-        with typed_errors(str(self.device)):
-            return self._alloc(tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), self.device, None)
+        return self._alloc(tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), self.device, None)
 
     def put(self, array: Array) -> Any:
         """A copy of the array on the device."""
@@ -70,15 +60,13 @@ class DeviceMemory:
         """Fill a whole tensor."""
         array = np.ascontiguousarray(array)
         if array.nbytes:
-            with typed_errors(str(self.device)):
-                self._from_bytes(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+            self._from_bytes(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
 
     def get(self, tensor: Any) -> Array:
         """A copy of a tensor on the host; waits until it is computed."""
         array = np.empty(tuple(tensor.shape), str(tensor.dtype))
         if array.nbytes:
-            with typed_errors(str(self.device)):
-                self._to_bytes(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+            self._to_bytes(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
         return array
 
     def view(self, tensor: Any, count: int, dtype: Any, offset: int) -> Any:

@@ -16,11 +16,10 @@ from k3tvm.errors import BundleError, DeviceError
 from k3tvm.relax_models.config import ModelConfig
 from k3tvm.runtime.cpu import cores
 from k3tvm.runtime.device import Device, open_device
-from k3tvm.runtime.device_memory import typed_errors
 from k3tvm.runtime.health import BadLogits, first_place
 from k3tvm.runtime.machine import Machine, set_threads
 from k3tvm.runtime.memory import Inbox, as_tuple
-from k3tvm.runtime.state import Snapshot, States
+from k3tvm.runtime.state import Snapshot, States, state_bytes
 
 Array = np.ndarray[Any, Any]
 Sequence4 = tuple[int, int, int, int]  # slot, first row, rows, position (operators.SEQS)
@@ -42,6 +41,7 @@ class Engine:
         self.config = _config(folder, manifest)
         self.arrays = map_arrays(folder, manifest.arrays)
         memory = device.memory
+        _check_memory(manifest, device, slots, context)
         self._weights = as_tuple([memory.put(a) for a in self.arrays])
         self.states = States(manifest.states, slots, context, memory)
         self._states = as_tuple([s.block.tensor for s in self.states.all])
@@ -150,8 +150,7 @@ class Engine:
 
     def _invoke(self, machine: Machine, entry: str, tokens: Array, seqs: list[Sequence4]) -> Any:
         ids, rows = self._ids.put(tokens), self._rows.put(seqs)
-        with typed_errors(self.device.label):
-            return machine[entry](ids, rows, self._flags.tensor, self._states, self._weights)
+        return machine[entry](ids, rows, self._flags.tensor, self._states, self._weights)
 
     def run_on(self, machine: Machine, entry: str, tokens: Array) -> None:
         """Run an entry on slot 0 by another machine (one that is watched)."""
@@ -253,6 +252,23 @@ def _check_versions(folder: Path, manifest: Manifest) -> None:
                 where=str(folder),
                 cure="compile the checkpoint again with this k3tvm",
             )
+
+
+def _check_memory(manifest: Manifest, device: Device, slots: int, context: int) -> None:
+    """Refuse before anything is copied what will not fit, with both numbers (F29)."""
+    room = device.memory.room()
+    if room is None:
+        return
+    weights = sum(a.nbytes for a in manifest.arrays)
+    state = state_bytes(manifest.states, slots, context)
+    if weights + state > room:
+        raise DeviceError(
+            f"has {room / 1e9:.2f} GB left, {(weights + state) / 1e9:.2f} GB are needed:"
+            f" {weights / 1e9:.2f} GB of parameters,"
+            f" {state / 1e9:.2f} GB of state ({slots} slots, context {context})",
+            where=device.label,
+            cure="use fewer slots or a smaller context" if weights < room else "it is too small",
+        )
 
 
 def _check_room(slots: int, context: int, longest: int) -> None:

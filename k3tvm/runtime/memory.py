@@ -43,6 +43,9 @@ class Memory(Protocol):
     def block(self, shape: tuple[int, ...], dtype: str) -> Block:
         """A block of zeros; DeviceError, OSError or OverflowError when there is no room."""
 
+    def room(self) -> int | None:
+        """Bytes that are left; None when nobody keeps count (the host overcommits)."""
+
     def put(self, array: Array) -> Any:
         """An array as a tensor for kernels. The host shares it, a device copies it."""
 
@@ -56,6 +59,10 @@ class HostMemory:
     def block(self, shape: tuple[int, ...], dtype: str) -> HostBlock:
         """Pages cost memory only once they are written."""
         return HostBlock(zeros(shape, dtype))
+
+    def room(self) -> None:
+        """Parameters are mapped files, so there is no number to compare with."""
+        return None
 
     def put(self, array: Array) -> Any:
         """Share a contiguous, 64-byte aligned array."""

@@ -50,6 +50,16 @@ class State:
         return slot * math.prod(self.shape)
 
 
+def state_bytes(entries: Sequence[StateEntry], slots: int, context: int) -> int:
+    """Bytes of all state tensors of an engine."""
+    return sum(math.prod(_shape(e, slots, context)) * np.dtype(e.dtype).itemsize for e in entries)
+
+
+def _shape(entry: StateEntry, slots: int, context: int) -> tuple[int, ...]:
+    sizes = {"slots": slots, "cap": context}
+    return tuple(d if isinstance(d, int) else sizes[d] for d in entry.shape)
+
+
 class States:
     """State tensors for `slots` sequences of at most `context` tokens."""
 
@@ -67,8 +77,7 @@ class States:
         self.positions = [0] * slots
 
     def _state(self, entry: StateEntry, memory: Memory) -> State:
-        sizes = {"slots": self.slots, "cap": self.context}
-        shape = tuple(d if isinstance(d, int) else sizes[d] for d in entry.shape)
+        shape = _shape(entry, self.slots, self.context)
         return State(memory.block(shape, entry.dtype), shape[1:], "cap" in entry.shape)
 
     @property

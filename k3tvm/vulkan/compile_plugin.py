@@ -45,7 +45,7 @@ def compile_plugin(output: Path) -> None:
     compiler = os.environ.get("CXX") or "g++"
     if not shutil.which(compiler):
         raise _missing(f"there is no C++ compiler ({compiler})")
-    flags = [*FLAGS, f'-DK3TVM_ABI="{stamp()}"', *(f"-I{p}" for p in _includes())]
+    flags = [*FLAGS, f'-DK3TVM_ABI="{stamp()}"', *(f"-I{p}" for p in includes())]
     _probe(compiler, flags)
     output.parent.mkdir(parents=True, exist_ok=True)
     # On the same file system as the library, so that renaming replaces it in one step: processes
@@ -69,15 +69,17 @@ def _objects(compiler: str, flags: Sequence[str], scratch: Path) -> list[Path]:
     return objects
 
 
-def _folder(package: str) -> Path:
+def folder(package: str) -> Path:
+    """Where a package is installed; DeviceError if it is not. Does not import it."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise _missing(f"{package} is not installed")
     return Path(spec.submodule_search_locations[0])
 
 
-def _includes() -> list[Path]:
-    tvm, ffi = _folder("tvm"), _folder("tvm_ffi")
+def includes() -> list[Path]:
+    """Folders of the headers of TVM's runtime and its FFI."""
+    tvm, ffi = folder("tvm"), folder("tvm_ffi")
     dlpack = next(ffi.rglob("dlpack/dlpack.h"), None)
     if dlpack is None:
         raise _missing("apache-tvm-ffi has no dlpack.h")
@@ -86,7 +88,7 @@ def _includes() -> list[Path]:
 
 def _libraries() -> list[str]:
     """Linked by name only: whoever loads the plug-in has loaded TVM's runtime before."""
-    tvm, ffi = _folder("tvm") / "lib", _folder("tvm_ffi") / "lib"
+    tvm, ffi = folder("tvm") / "lib", folder("tvm_ffi") / "lib"
     return [f"-L{tvm}", "-ltvm_runtime", f"-L{ffi}", "-ltvm_ffi", "-ldl", "-pthread"]
 
 

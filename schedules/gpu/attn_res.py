@@ -68,9 +68,7 @@ def _scores(
         _score(dot, a.inverse_rms[s, row], s + T.int32(1), tid, threads, sums, scores)
 
 
-def _score(
-    dot: Any, inverse: Any, at: Any, tid: Any, threads: int, sums: Any, scores: Any
-) -> None:
+def _score(dot: Any, inverse: Any, at: Any, tid: Any, threads: int, sums: Any, scores: Any) -> None:
     g.store(sums, dot[0], tid)
     total = g.sum_of(sums, tid, threads)
     with g.when(tid == T.int32(0)):

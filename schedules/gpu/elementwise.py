@@ -121,7 +121,9 @@ def expert_combine_gpu(op: ExpertCombine, p: GpuProfile, a: SimpleNamespace) -> 
         total = _weighted_sum(op, a, row, at, lanes)
         result = lane_by_lane(
             lanes,
-            lambda i: _with_addends(op, a, g.rounded(op.act, g.let(total[i])), row, at + T.int32(i)),
+            lambda i: _with_addends(
+                op, a, g.rounded(op.act, g.let(total[i])), row, at + T.int32(i)
+            ),
         )
         g.store(a.out, result, row, at, lanes=lanes)
 

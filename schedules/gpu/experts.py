@@ -72,7 +72,7 @@ def _few(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace, weights: Weights) 
         row, choice = _split(op, pair)
         expert = T.Bind(a.chosen[row, choice])
 
-        def finish(i: int, lane: Expr, value: Expr) -> None:
+        def finish(_: Expr, lane: Expr, value: Expr) -> None:
             with g.when(block * T.int32(BLOCK) + lane < T.int32(op.rows)):
                 _store(op, a, row, choice, block * T.int32(BLOCK) + lane, value)
 

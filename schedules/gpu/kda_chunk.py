@@ -31,9 +31,6 @@ from k3tvm.schedules.gpu.kda_pairs import (
     ROW_W,
     ROW_WIDTH,
     ROWS,
-    THREADS,
-    bytes_of,
-    padded_keys,
     pair_launch,
 )
 from k3tvm.schedules.gpu.kda_step import power_above, run_steps
@@ -42,6 +39,12 @@ from k3tvm.schedules.registry import Refusal, schedule
 
 MIXED = 2 * ROWS + 4  # a key channel in `operand`: 16 keys, 16 queries; neighbours in other banks
 TILE = 4  # rows and columns of the products in registers
+THREADS = 128
+
+
+def padded_keys(op: KdaChunk) -> int:
+    """key_dim rounded up to what the stages divide it by."""
+    return -(-op.key_dim // 16) * 16
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,10 @@ def scan_bytes(op: KdaChunk, width: int) -> int:
 
 def tile_width(op: KdaChunk, p: GpuProfile) -> int:
     """Columns of a workgroup: the most that fit the shared memory; Refusal when none do."""
-    if bytes_of(op) <= p.shared_bytes:
-        widest = min(32, max(TILE, power_above(op.value_dim)))
-        for width in (32, 16, 8, 4):
-            if width <= widest and scan_bytes(op, width) <= p.shared_bytes:
-                return width
+    widest = min(32, max(TILE, power_above(op.value_dim)))
+    for width in (32, 16, 8, 4):
+        if width <= widest and scan_bytes(op, width) <= p.shared_bytes:
+            return width
     raise Refusal(f"key_dim {op.key_dim}: chunks need more than {p.shared_bytes} bytes shared")
 
 

@@ -22,46 +22,56 @@ from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.kda_step import L2_EPS
 
 ROWS = 16  # of a chunk, whatever the length of the sequence: results must not depend on it
-THREADS = 128
-TEAM = 16  # threads that share the key channels of a column; THREADS / TEAM columns at a time
+TEAM = 8  # threads that share the key channels of two columns
+THREADS = TEAM * ROWS // 2
 STEPS = ROWS + 1
-SUMS = STEPS * 2 * (THREADS // TEAM)  # pairs of all threads, with the key and with the query
+SUMS = STEPS * 2 * (ROWS // 2)  # pairs of all columns, with the key and with the query
+SQUARES = THREADS // (2 * ROWS)  # threads that share the square of a key or query
 KEY, QUERY, DECAY = range(3)
 # A row of the result: T[i, :], W[i, :], the factors that make units of key and query
 ROW_T, ROW_W, ROW_KEY, ROW_QUERY, ROW_WIDTH = 0, ROWS, 2 * ROWS, 2 * ROWS + 1, 2 * ROWS + 4
 
 
-def padded_keys(op: KdaChunk) -> int:
-    """key_dim rounded up to what the kernels divide it by."""
-    return -(-op.key_dim // 16) * 16
-
-
-def bytes_of(op: KdaChunk) -> int:
-    """Shared memory of the kernel."""
-    return 4 * (_input_size(op) + THREADS + 3 * ROWS + 3 * ROWS * ROWS)
-
-
-def _stride(op: KdaChunk) -> int:
-    return padded_keys(op) + 4  # rows begin in different banks
-
-
-def _input_size(op: KdaChunk) -> int:
-    return max(3 * ROWS * _stride(op), SUMS * (TEAM + 1))
-
-
 @dataclass(frozen=True)
 class _Pairs:
+    """One chunk of one head, as one thread of the workgroup sees it."""
+
     op: KdaChunk
     a: SimpleNamespace
     start: Any  # first row of the chunk
     count: Any  # its rows
     head: Any
     tid: Any
-    inputs: Any  # shared: keys, queries, decays [3, 16, stride]; then shares of the sums
-    norms: Any  # shared [32, 4]: shares of the squares of 16 keys and 16 queries
+    inputs: Any  # shared [3, 16, stride]: some channels of keys, queries, decays
+    shares: Any  # shared [SUMS, TEAM + 1]: each thread's part of each pair
+    norms: Any  # shared [32, SQUARES]: shares of the squares of 16 keys and 16 queries
     scales: Any  # shared [3, 16]: factors of keys and queries, beta
     pairs: Any  # shared [2, 16, 16]: M and P
-    solved: Any  # shared [16, 16]: T
+    solved: Any  # shared [16, 16]: (I + M)^-1
+
+    @property
+    def groups(self) -> int:
+        """Groups of four channels of a thread in one pass."""
+        return 2 if self.op.key_dim > 4 * TEAM else 1
+
+    @property
+    def channels(self) -> int:
+        """Channels of one pass."""
+        return 4 * TEAM * self.groups
+
+    @property
+    def stride(self) -> int:
+        """Elements from one row of the inputs to the next; rows begin in different banks."""
+        return self.channels + 4
+
+    @property
+    def first(self) -> Any:
+        """The first of this thread's two columns."""
+        return self.tid // T.int32(TEAM)
+
+    def at(self, which: int, row: Any, channel: Any) -> Any:
+        """Index into the inputs."""
+        return T.int32(which * ROWS * self.stride) + row * T.int32(self.stride) + channel
 
 
 def pair_launch(op: KdaChunk, a: SimpleNamespace) -> Any:
@@ -71,17 +81,22 @@ def pair_launch(op: KdaChunk, a: SimpleNamespace) -> Any:
     chunks = g.let(a.n // T.int32(ROWS) + a.m)
     with g.groups(chunks * T.int32(op.heads), THREADS) as (group, tid):
         head, chunk = g.let(group % T.int32(op.heads)), g.let(group // T.int32(op.heads))
-        inputs, norms = g.shared(_input_size(op)), g.shared(THREADS)
-        scales, pairs, solved = g.shared(3 * ROWS), g.shared(2 * ROWS * ROWS), g.shared(ROWS * ROWS)
+        inputs, shares = g.shared(3 * ROWS * (8 * TEAM + 4)), g.shared(SUMS * (TEAM + 1))
+        norms, scales = g.shared(THREADS), g.shared(3 * ROWS)
+        pairs, solved = g.shared(2 * ROWS * ROWS), g.shared(ROWS * ROWS)
         s, local = find_chunk(a, chunk)
         with g.when(s[0] >= T.int32(0)):
             offset = g.let(local[0] * T.int32(ROWS))
             start = g.let(a.seqs[s[0], T.int32(1)] + offset)
             count = g.let(T.min(a.seqs[s[0], T.int32(2)] - offset, T.int32(ROWS)))
-            t = _Pairs(op, a, start, count, head, tid, inputs, norms, scales, pairs, solved)
-            _read(t)
-            shares = _pair_shares(t)
-            _add_up(t, shares)
+            t = _Pairs(
+                op, a, start, count, head, tid, inputs, shares, norms, scales, pairs, solved
+            )
+            _add_pairs(t)
+            _read_scales(t)
+            with g.strided(tid, SUMS, THREADS) as entry:
+                _place(t, entry)
+            g.barrier()
             _solve(t)
             _store(t, result)
     return result
@@ -100,139 +115,132 @@ def find_chunk(a: SimpleNamespace, chunk: Any) -> tuple[Any, Any]:
     return sequence, rest
 
 
-def _at(t: _Pairs, which: int, row: Any, column: Any) -> Any:
-    return T.int32(which * ROWS * _stride(t.op)) + row * T.int32(_stride(t.op)) + column
+def _add_pairs(t: _Pairs) -> None:
+    """This thread's share of its 17 pairs and of the square of a row, some channels at a time."""
+    square = g.variable(0.0)
+    with g.serial(STEPS * 2) as entry:
+        g.store(t.shares, g.floats(0.0), _share(t, entry))
+    with g.serial(-(-t.op.key_dim // t.channels)) as turn:
+        _read(t, g.let(turn * T.int32(t.channels)))
+        g.barrier()
+        row = g.let(t.tid // T.int32(SQUARES))  # keys and queries lie one after the other
+        with g.strided(t.tid % T.int32(SQUARES), t.channels, SQUARES) as d:
+            x = g.let(t.inputs[row * T.int32(t.stride) + d])
+            g.put(square, square[0] + x * x)
+        _walk(t)
+        g.barrier()
+    g.store(t.norms, square[0], t.tid)
 
 
-def _read(t: _Pairs) -> None:
+def _share(t: _Pairs, entry: Any) -> Any:
+    """Where this thread keeps its part of a sum: entry = 2 * step, + 1 with the query."""
+    row = entry * T.int32(ROWS // 2) + t.first
+    return row * T.int32(TEAM + 1) + t.tid % T.int32(TEAM)
+
+
+def _read(t: _Pairs, base: Any) -> None:
     """Keys, queries and decays; rows and channels that do not exist change nothing."""
     op, a = t.op, t.a
     key_at = op.heads * op.key_dim
-    with g.serial(ROWS) as i, g.strided(t.tid, padded_keys(op), THREADS) as d:
+    with g.strided(t.tid, ROWS * t.channels, THREADS) as item:
+        i, d = g.let(item // T.int32(t.channels)), g.let(item % T.int32(t.channels))
         values = [g.variable(v) for v in (0.0, 0.0, 1.0)]
-        with g.when(T.And(i < t.count, d < T.int32(op.key_dim))):
-            row, column = g.let(t.start + i), g.let(t.head * T.int32(op.key_dim) + d)
+        with g.when(T.And(i < t.count, base + d < T.int32(op.key_dim))):
+            row, column = g.let(t.start + i), g.let(t.head * T.int32(op.key_dim) + base + d)
             g.put(values[KEY], a.qkv[row, column + T.int32(key_at)])
             g.put(values[QUERY], a.qkv[row, column])
             g.put(values[DECAY], a.decay[row, column])
         for which, value in enumerate(values):
-            g.store(t.inputs, value[0], _at(t, which, i, d))
+            g.store(t.inputs, value[0], t.at(which, i, d))
+
+
+def _pair_of(first: Any, step: Any) -> tuple[Any, Any]:
+    """(row, column) of a step: first, ..., 15 in column `first`, then 15 - first, ..., 15."""
+    before = first + step < T.int32(ROWS)
+    row = T.Select(before, first + step, step - T.int32(1))
+    return g.let(row), g.let(T.Select(before, first, T.int32(ROWS - 1) - first))
+
+
+def _walk(t: _Pairs) -> None:
+    """The 17 pairs in order: the decayed key goes along in registers."""
+    member = t.tid % T.int32(TEAM)
+    at = [g.let((member + T.int32(k * TEAM)) * T.int32(4)) for k in range(t.groups)]
+    decayed = [g.variable(g.splat(0.0, 4)) for _ in at]
+    with g.serial(STEPS) as step:
+        row, column = _pair_of(t.first, step)
+        by_key, by_query = g.variable(g.splat(0.0, 4)), g.variable(g.splat(0.0, 4))
+        for d, other in zip(at, decayed, strict=True):
+            key = g.let(g.load(t.inputs, t.at(KEY, row, d), lanes=4))
+            query = g.let(g.load(t.inputs, t.at(QUERY, row, d), lanes=4))
+            decay = g.let(g.load(t.inputs, t.at(DECAY, row, d), lanes=4))
+            g.store(other, g.load(other, 0, lanes=4) * decay, 0, lanes=4)
+            with g.when(row == column):
+                g.store(other, key, 0, lanes=4)
+            for total, own in ((by_key, key), (by_query, query)):
+                value = g.load(total, 0, lanes=4) + own * g.load(other, 0, lanes=4)
+                g.store(total, value, 0, lanes=4)
+        for which, total in enumerate((by_key, by_query)):
+            cell = g.let(_share(t, step * T.int32(2) + T.int32(which)))
+            low, high = (total[T.int32(k)] + total[T.int32(k + 1)] for k in (0, 2))
+            g.store(t.shares, t.shares[cell] + (low + high), cell)
+
+
+def _read_scales(t: _Pairs) -> None:
+    """Factors of keys and queries, and beta; rows that do not exist have beta 0."""
+    g.barrier()
+    with g.when(t.tid < T.int32(2 * ROWS)):
+        square = g.variable(0.0)
+        with g.serial(SQUARES) as k:
+            g.put(square, square[0] + t.norms[t.tid * T.int32(SQUARES) + k])
+        query = g.floats(t.op.key_dim**-0.5)
+        size = T.Select(t.tid < T.int32(ROWS), g.floats(1.0), query)
+        g.store(t.scales, g.let(size / T.sqrt(square[0] + g.floats(L2_EPS))), t.tid)
     with g.when(t.tid < T.int32(ROWS)):
         beta = g.variable(0.0)
         with g.when(t.tid < t.count):
-            g.put(beta, a.beta[t.start + t.tid, t.head])
+            g.put(beta, t.a.beta[t.start + t.tid, t.head])
         g.store(t.scales, beta[0], t.tid + T.int32(2 * ROWS))
     g.barrier()
 
 
-def _pair_shares(t: _Pairs) -> list[tuple[Any, Any]]:
-    """This thread's share of the squares of a row, and of its 17 pairs."""
-    square = g.variable(0.0)
-    row = g.let(t.tid // T.int32(4))  # keys and queries lie one after the other: 32 rows
-    with g.strided(t.tid % T.int32(4), padded_keys(t.op), 4) as d:
-        x = g.let(t.inputs[row * T.int32(_stride(t.op)) + d])
-        g.put(square, square[0] + x * x)
-    g.store(t.norms, square[0], t.tid)
-    shares = [(g.variable(0.0), g.variable(0.0)) for _ in range(STEPS)]
-    decayed = g.variable(g.splat(0.0, 4))
-    first = g.let(t.tid // T.int32(TEAM))
-    with g.strided(t.tid % T.int32(TEAM), padded_keys(t.op) // 4, TEAM) as group:
-        for step, totals in enumerate(shares):
-            _pair(t, first, step, g.let(group * T.int32(4)), decayed, totals)
-    return shares
-
-
-def _row_of(first: Any, step: int) -> Any:
-    """The row of a step: first, ..., 15 in column `first`, then 15 - first, ..., 15."""
-    return T.Select(first + T.int32(step) < T.int32(ROWS), first + T.int32(step), T.int32(step - 1))
-
-
-def _pair(
-    t: _Pairs, first: Any, step: int, column: Any, decayed: Any, totals: tuple[Any, Any]
-) -> None:
-    """Four channels of one pair."""
-    row = g.let(_row_of(first, step))
-    key = g.let(g.load(t.inputs, _at(t, KEY, row, column), lanes=4))
-    query = g.let(g.load(t.inputs, _at(t, QUERY, row, column), lanes=4))
-    if step == 0:
-        g.store(decayed, key, 0, lanes=4)
-    else:
-        with T.If(first + T.int32(step) == T.int32(ROWS)):
-            with T.Then():
-                g.store(decayed, key, 0, lanes=4)
-            with T.Else():
-                decay = g.load(t.inputs, _at(t, DECAY, row, column), lanes=4)
-                g.store(decayed, g.load(decayed, 0, lanes=4) * decay, 0, lanes=4)
-    other = g.let(g.load(decayed, 0, lanes=4))
-    for total, own in zip(totals, (key, query), strict=True):
-        products = g.let(own * other)
-        low = g.lane(products, 0) + g.lane(products, 1)
-        g.put(total, total[0] + (low + (g.lane(products, 2) + g.lane(products, 3))))
-
-
-def _add_up(t: _Pairs, shares: list[tuple[Any, Any]]) -> None:
-    """M and P of unit keys and queries; the inputs are not needed any more."""
-    op = t.op
-    first, member = t.tid // T.int32(TEAM), t.tid % T.int32(TEAM)
-    g.barrier()
-    for step, totals in enumerate(shares):
-        for which, total in enumerate(totals):
-            entry = first + T.int32((step * 2 + which) * (THREADS // TEAM))
-            g.store(t.inputs, total[0], entry * T.int32(TEAM + 1) + member)
-    with g.when(t.tid < T.int32(2 * ROWS)):
-        square = g.variable(0.0)
-        with g.serial(4) as k:
-            g.put(square, square[0] + t.norms[t.tid * T.int32(4) + k])
-        size = T.Select(t.tid < T.int32(ROWS), g.floats(1.0), g.floats(op.key_dim**-0.5))
-        g.store(t.scales, g.let(size / T.sqrt(square[0] + g.floats(L2_EPS))), t.tid)
-    g.barrier()
-    with g.strided(t.tid, SUMS, THREADS) as entry:
-        total = g.variable(0.0)
-        with g.serial(TEAM) as k:
-            g.put(total, total[0] + t.inputs[entry * T.int32(TEAM + 1) + k])
-        _place(t, entry, total[0])
-    g.barrier()
-
-
-def _place(t: _Pairs, entry: Any, total: Any) -> None:
-    """Store one sum as M[i, j] or P[i, j]."""
-    columns = THREADS // TEAM
-    first, which = entry % T.int32(columns), g.let(entry // T.int32(columns) % T.int32(2))
-    step = g.let(entry // T.int32(2 * columns))
-    before = g.let(first + step < T.int32(ROWS))
-    row = g.let(T.Select(before, first + step, step - T.int32(1)))
-    column = g.let(T.Select(before, first, T.int32(ROWS - 1) - first))
+def _place(t: _Pairs, entry: Any) -> None:
+    """Add up one pair and store it as M[i, j] or P[i, j] of unit keys and queries."""
+    total = g.variable(0.0)
+    with g.serial(TEAM) as k:
+        g.put(total, total[0] + t.shares[entry * T.int32(TEAM + 1) + k])
+    columns = ROWS // 2
+    which = g.let(entry // T.int32(columns) % T.int32(2))
+    row, column = _pair_of(g.let(entry % T.int32(columns)), g.let(entry // T.int32(2 * columns)))
     by_key = g.let(t.scales[row] * t.scales[row + T.int32(2 * ROWS)])
-    scale = g.let(T.Select(which == T.int32(0), by_key, t.scales[row + T.int32(ROWS)]))
+    by_query = g.let(t.scales[row + T.int32(ROWS)])
+    scale = g.let(T.Select(which == T.int32(0), by_key, by_query) * t.scales[column])
     at = which * T.int32(ROWS * ROWS) + row * T.int32(ROWS) + column
-    g.store(t.pairs, total * (scale * t.scales[column]), at)
+    g.store(t.pairs, total[0] * scale, at)
 
 
 def _solve(t: _Pairs) -> None:
-    """T by forward substitution: one column per thread, in registers."""
-    with g.when(t.tid < T.int32(ROWS)):
-        column: list[Any] = []
-        beta = g.let(t.scales[t.tid + T.int32(2 * ROWS)])
-        for i in range(ROWS):
-            value = g.variable(T.Select(t.tid == T.int32(i), g.floats(1.0), g.floats(0.0)))
-            for j, x in enumerate(column):
-                g.put(value, value[0] - t.pairs[T.int32(i * ROWS + j)] * x)
-            column.append(g.let(value[0]))
-            g.store(t.solved, column[i] * beta, t.tid + T.int32(i * ROWS))
+    """(I + M)^-1 by forward substitution, one column per thread; rows above the diagonal are 0."""
+    with g.when(t.tid < T.int32(ROWS)), g.serial(ROWS) as i:
+        value = g.variable(T.Select(t.tid == i, g.floats(1.0), g.floats(0.0)))
+        with g.serial(i) as j:
+            x = t.solved[j * T.int32(ROWS) + t.tid]
+            g.put(value, value[0] - t.pairs[i * T.int32(ROWS) + j] * x)
+        g.store(t.solved, value[0], i * T.int32(ROWS) + t.tid)
     g.barrier()
 
 
 def _store(t: _Pairs, result: Any) -> None:
-    """T, W = P T and the factors, row by row."""
+    """T, W = P T and the factors, row by row; what is right of the diagonal is never read."""
     with g.strided(t.tid, ROWS * ROWS, THREADS) as entry:
         i, c = g.let(entry // T.int32(ROWS)), g.let(entry % T.int32(ROWS))
-        total = g.variable(0.0)
-        with g.serial_range(c, T.max(i + T.int32(1), c)) as j:
-            p = t.pairs[T.int32(ROWS * ROWS) + i * T.int32(ROWS) + j]
-            g.put(total, total[0] + p * t.solved[j * T.int32(ROWS) + c])
-        with g.when(i < t.count):
-            g.store(result, t.solved[entry], t.start + i, t.head, c + T.int32(ROW_T))
-            g.store(result, total[0], t.start + i, t.head, c + T.int32(ROW_W))
+        with g.when(T.And(i < t.count, c <= i)):
+            total = g.variable(0.0)
+            with g.serial_range(c, i + T.int32(1)) as j:
+                p = t.pairs[T.int32(ROWS * ROWS) + i * T.int32(ROWS) + j]
+                g.put(total, total[0] + p * t.solved[j * T.int32(ROWS) + c])
+            beta = g.let(t.scales[c + T.int32(2 * ROWS)])
+            g.store(result, t.solved[entry] * beta, t.start + i, t.head, c + T.int32(ROW_T))
+            g.store(result, total[0] * beta, t.start + i, t.head, c + T.int32(ROW_W))
     with g.when(t.tid < t.count):
         for at, scale in ((ROW_KEY, t.tid), (ROW_QUERY, t.tid + T.int32(ROWS))):
             g.store(result, t.scales[scale], t.start + t.tid, t.head, at)

@@ -65,10 +65,10 @@ def _few(op: Linear, p: GpuProfile, a: SimpleNamespace, weights: Weights, count:
             row = T.min(first + T.int32(i), a.n - T.int32(1)) if count > 1 else T.int32(0)
             return g.load(a.x, row, _column(op, group, k), lanes=lanes)
 
-        def finish(i: int, lane: Expr, value: Expr) -> None:
+        def finish(i: Expr, lane: Expr, value: Expr) -> None:
             row = g.let(block * T.int32(BLOCK) + lane)
-            with g.when(T.And(row < T.int32(op.rows), first + T.int32(i) < a.n)):
-                _store(op, a, first + T.int32(i), group, row, value)
+            with g.when(T.And(row < T.int32(op.rows), first + i < a.n)):
+                _store(op, a, first + i, group, row, value)
 
         matvec(Team(weights, threads, tid), _lead(op, group, block), x, count, finish)
 

@@ -196,9 +196,7 @@ class Sums:
 def new_sums(t: Tile) -> Sums:
     """All zero."""
     lanes, columns = t.shape.lanes, range(t.shape.columns)
-    cells = [
-        [g.variable(g.splat(0.0, lanes)) for _ in columns] for _ in range(t.shape.sum_pairs)
-    ]
+    cells = [[g.variable(g.splat(0.0, lanes)) for _ in columns] for _ in range(t.shape.sum_pairs)]
     return Sums(t, cells)
 
 

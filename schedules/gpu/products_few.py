@@ -13,7 +13,7 @@ from k3tvm.schedules.profile import GpuProfile
 
 Expr = Any
 Load = Callable[[int, Expr, int], Expr]  # (which row of x, first k, lanes)
-Finish = Callable[[int, Expr, Expr], None]  # (which row of x, row of the block, value)
+Finish = Callable[[Expr, Expr, Expr], None]  # (which row of x, row of the block, value)
 
 
 def threads_of(weights: Weights, p: GpuProfile) -> int:
@@ -52,7 +52,7 @@ def matvec(team: Team, lead: Sequence[Expr], x: Load, count: int, finish: Finish
     w = team.weights
     held = len(w.rows(T.int32(0)))
     sums = g.shared(BLOCK * (team.parts + 2))
-    tops = g.shared(team.threads)
+    tops = g.shared(count * team.threads)
     total = g.local(count * held)
     for i in range(count * held):
         g.put(total, g.floats(0.0), i)
@@ -63,9 +63,15 @@ def matvec(team: Team, lead: Sequence[Expr], x: Load, count: int, finish: Finish
         for r, row in enumerate(w.rows(quad)):
             # the odd pitch keeps the four quads of a step in different banks
             g.store(sums, total[T.int32(i * held + r)], row * T.int32(team.parts + 2) + part)
-        row, value = _reduce(team, sums, tops)
-        with g.when(team.thread < T.int32(BLOCK)):
-            finish(i, row, value)
+        g.barrier()
+        _reduce(team, sums, tops, i)
+        g.barrier()
+    with g.strided(team.thread, count * BLOCK, team.threads) as at:
+        i, row = g.let(at // T.int32(BLOCK)), g.let(at % T.int32(BLOCK))
+        value = g.variable(0.0)
+        with g.serial(team.threads // BLOCK) as s:
+            g.put(value, value[0] + tops[i * T.int32(team.threads) + s * T.int32(BLOCK) + row])
+        finish(i, row, g.let(value[0]))
 
 
 def _accumulate(
@@ -116,23 +122,13 @@ def _elements(x: Load, i: int, step: Expr, depth: int) -> list[Expr]:
     return [g.let(g.lane(four, j)) for four in fours for j in range(4)]
 
 
-def _reduce(team: Team, sums: Any, tops: Any) -> tuple[Expr, Expr]:
-    """(row, sum of sums[row, :parts]), each row in one of the first 16 threads.
-
-    All threads add a few values, then 16 threads the rest. Two barriers: `sums` may be written
-    again afterwards, and `tops` after the first barrier of the next call.
-    """
+def _reduce(team: Team, sums: Any, tops: Any, i: int) -> None:
+    """tops[i, segment, row] = sums[row, segment + 0, 1, ... * segments], one for each thread."""
     segments = team.threads // BLOCK
     row = g.let(team.thread % T.int32(BLOCK))
     segment = g.let(team.thread // T.int32(BLOCK))
     first = g.let(row * T.int32(team.parts + 2) + segment)
-    g.barrier()
-    part = g.variable(sums[first])
-    for i in range(1, team.parts // segments):
-        g.put(part, part[0] + sums[first + T.int32(i * segments)])
-    g.store(tops, part[0], team.thread)
-    g.barrier()
-    value = g.variable(tops[row])
-    with g.when(segment == T.int32(0)), g.serial_range(1, segments) as s:
-        g.put(value, value[0] + tops[s * T.int32(BLOCK) + row])
-    return row, g.let(value[0])
+    value = g.variable(sums[first])
+    for at in range(segments, team.parts, segments):
+        g.put(value, value[0] + sums[first + T.int32(at)])
+    g.store(tops, value[0], T.int32(i * team.threads) + team.thread)

@@ -16,8 +16,8 @@ from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.products import BLOCK, GROUP, Weights, e2m1, high_half, low_half
 
 Expr = Any
+Source = Any  # where a row of x is, as the operator says it
 Lead = Callable[[Expr], Sequence[Expr]]  # leading indices of a block of 16 rows
-Load = Callable[[Expr, Expr, int], Expr]  # (source row, first k, lanes)
 Finish = Callable[[Expr, Expr, Expr], None]  # (row of the tile, weight row, value)
 
 STEP = 32  # elements of k in a step: one group of MXFP4
@@ -42,8 +42,8 @@ class Tile:
     lead: Lead
     blocks: int
     first: Expr
-    source: Callable[[Expr], Any]
-    x: Callable[[Any, Expr, int], Expr]
+    source: Callable[[Expr], Source]
+    x: Callable[[Source, Expr, int], Expr]
     thread: Expr
 
     @property
@@ -62,29 +62,42 @@ class Tile:
 
 
 def matmul(tile: Tile, finish: Finish) -> None:
-    """finish(row of the tile, weight row, sum over k of W[weight row, k] * x[row, k])."""
-    xs = g.shared(tile.height * PITCH, "float32x4")
-    ws = g.shared(tile.width * PITCH, "float32x4")
+    """finish(row of the tile, weight row, sum over k of W[weight row, k] * x[row, k]).
+
+    Shared memory holds the staged rows of x, then those of the weight, four k in a vector.
+    """
+    pool = g.shared((tile.height + tile.width) * PITCH, "float32x4")
     count = tile.rows * tile.columns
     total, part = g.local(count), g.local(count)
     _fill(total, count)
     across = g.let(tile.thread % T.int32(ACROSS))
     down = g.let(tile.thread // T.int32(ACROSS))
-    stage_x = _stager_of_x(tile, xs)
+    stage_x = _stager_of_x(tile, pool)
     with g.serial(-(-tile.weights.k // STEP)) as step:
         stage_x(step)
-        _STAGE[tile.weights.fmt](tile, step, ws)
+        _STAGE[tile.weights.fmt](tile, step, pool)
         g.barrier()
         _fill(part, count)
-        _multiply(tile, xs, ws, part, across, down)
+        _multiply(tile, pool, part, across, down)
         for i in range(count):
             g.put(total, total[T.int32(i)] + part[T.int32(i)], i)
         g.barrier()
+    _epilogue(tile, pool, total, across, down, finish)
+
+
+def _epilogue(tile: Tile, pool: Any, total: Any, across: Expr, down: Expr, finish: Finish) -> None:
+    """finish() for every result; a thread parks its own where a loop can index them."""
+    mine = g.let(tile.thread * T.int32(tile.rows))
+    unused = [g.floats(0.0)] * (4 - tile.columns)
     for i in range(tile.rows):
+        values = [total[T.int32(i * tile.columns + j)] for j in range(tile.columns)]
+        g.store(pool, vector(values + unused), mine + T.int32(i))
+    with g.serial(tile.rows) as i:
+        four = T.Bind(pool[mine + i])
+        row = g.let(down + i * T.int32(DOWN))
         for j in range(tile.columns):
             column = tile.first * T.int32(BLOCK) + T.int32(j * ACROSS) + across
-            value = g.let(total[T.int32(i * tile.columns + j)])
-            finish(down + T.int32(i * DOWN), g.let(column), value)
+            finish(row, g.let(column), g.let(g.lane(four, j)))
 
 
 def _fill(cells: Any, count: int) -> None:
@@ -92,14 +105,16 @@ def _fill(cells: Any, count: int) -> None:
         g.put(cells, g.floats(0.0), i)
 
 
-def _multiply(tile: Tile, xs: Any, ws: Any, part: Any, across: Expr, down: Expr) -> None:
+def _multiply(tile: Tile, pool: Any, part: Any, across: Expr, down: Expr) -> None:
     """part += the staged tiles' product."""
     with g.serial(FOURS) as four:
         left = [
-            T.Bind(xs[(down + T.int32(i * DOWN)) * T.int32(PITCH) + four]) for i in range(tile.rows)
+            T.Bind(pool[(down + T.int32(i * DOWN)) * T.int32(PITCH) + four])
+            for i in range(tile.rows)
         ]
         for j in range(tile.columns):
-            right = T.Bind(ws[(across + T.int32(j * ACROSS)) * T.int32(PITCH) + four])
+            row = T.int32(tile.height + j * ACROSS) + across
+            right = T.Bind(pool[row * T.int32(PITCH) + four])
             for i, x in enumerate(left):
                 at = i * tile.columns + j
                 value = part[T.int32(at)]
@@ -108,7 +123,7 @@ def _multiply(tile: Tile, xs: Any, ws: Any, part: Any, across: Expr, down: Expr)
                 g.put(part, value, at)
 
 
-def _stager_of_x(tile: Tile, xs: Any) -> Callable[[Expr], None]:
+def _stager_of_x(tile: Tile, pool: Any) -> Callable[[Expr], None]:
     """A function that stages the tile's rows of x for one step of k; columns past k are zero.
 
     A thread stages the same four columns of rows i, i + 16, ... in each step.
@@ -122,12 +137,12 @@ def _stager_of_x(tile: Tile, xs: Any) -> Callable[[Expr], None]:
     def stage(step: Expr) -> None:
         k = g.let(step * T.int32(STEP) + four * T.int32(4))
         for row, source in zip(rows, sources, strict=True):
-            g.store(xs, _four(tile, source, k), row * T.int32(PITCH) + four)
+            g.store(pool, _four(tile, source, k), row * T.int32(PITCH) + four)
 
     return stage
 
 
-def _four(tile: Tile, source: Any, k: Expr) -> Expr:
+def _four(tile: Tile, source: Source, k: Expr) -> Expr:
     """x[source, k : k + 4]; zero past the end of k."""
     end = tile.weights.k
     if end % STEP == 0:
@@ -143,7 +158,7 @@ def _four(tile: Tile, source: Any, k: Expr) -> Expr:
     return g.load(cell, 0, lanes=4)
 
 
-def _stage_mxfp4(tile: Tile, step: Expr, ws: Any) -> None:
+def _stage_mxfp4(tile: Tile, step: Expr, pool: Any) -> None:
     """A thread stages one or two of the four words of a group of one row."""
     words = 4 * tile.width // THREADS
     row = g.let(tile.thread % T.int32(tile.width))
@@ -156,21 +171,21 @@ def _stage_mxfp4(tile: Tile, step: Expr, ws: Any) -> None:
         index = step * T.int32(GROUP // 8) + at
         word = T.Bind(g.load(tile.weights.data, *tile.weights.lead(lead), index, lane))
         values = [v * scale for v in e2m1(word)]
-        place = g.let(row * T.int32(PITCH) + at * T.int32(2))
-        g.store(ws, vector(values[:4]), place)
-        g.store(ws, vector(values[4:]), place + T.int32(1))
+        place = g.let((row + T.int32(tile.height)) * T.int32(PITCH) + at * T.int32(2))
+        g.store(pool, vector(values[:4]), place)
+        g.store(pool, vector(values[4:]), place + T.int32(1))
 
 
-def _stage_plain(tile: Tile, step: Expr, ws: Any, lanes: int) -> None:
+def _stage_plain(tile: Tile, step: Expr, pool: Any, lanes: int) -> None:
     """A thread stages four k of a few rows: 8 bytes of bfloat16 or 16 of float32 each."""
     needed = tile.width // BLOCK * 4 * FOURS
     if needed == THREADS:
-        return _stage_columns(tile, step, ws, lanes)
+        return _stage_columns(tile, step, pool, lanes)
     with g.when(tile.thread < T.int32(needed)):
-        _stage_columns(tile, step, ws, lanes)
+        _stage_columns(tile, step, pool, lanes)
 
 
-def _stage_columns(tile: Tile, step: Expr, ws: Any, lanes: int) -> None:
+def _stage_columns(tile: Tile, step: Expr, pool: Any, lanes: int) -> None:
     w = tile.weights
     part = g.let(tile.thread % T.int32(4))
     four = g.let(tile.thread // T.int32(4) % T.int32(FOURS))
@@ -186,10 +201,10 @@ def _stage_columns(tile: Tile, step: Expr, ws: Any, lanes: int) -> None:
         if w.fmt == "bfloat16":
             column = [low_half(c) for c in column] + [high_half(c) for c in column]
         columns.append(column)
-    first = g.let(block * T.int32(BLOCK) + part * T.int32(lanes))
+    first = g.let(block * T.int32(BLOCK) + part * T.int32(lanes) + T.int32(tile.height))
     for i in range(len(columns[0])):
         row = first + T.int32(i % lanes + i // lanes * 8)
-        g.store(ws, vector([c[i] for c in columns]), row * T.int32(PITCH) + four)
+        g.store(pool, vector([c[i] for c in columns]), row * T.int32(PITCH) + four)
 
 
 def vector(values: Sequence[Expr]) -> Expr:
@@ -199,6 +214,6 @@ def vector(values: Sequence[Expr]) -> Expr:
 
 _STAGE: dict[str, Callable[[Tile, Expr, Any], None]] = {
     "mxfp4": _stage_mxfp4,
-    "bfloat16": lambda tile, step, ws: _stage_plain(tile, step, ws, 2),
-    "float32": lambda tile, step, ws: _stage_plain(tile, step, ws, 4),
+    "bfloat16": lambda tile, step, pool: _stage_plain(tile, step, pool, 2),
+    "float32": lambda tile, step, pool: _stage_plain(tile, step, pool, 4),
 }

@@ -1,4 +1,5 @@
-// A Vulkan loader that passes everything on to the real one, except for the faults that FAULTS names:
+// A Vulkan loader that passes everything on to the real one, except for the faults that FAULTS
+// names:
 //   two            every device is listed twice
 //   old            devices have Vulkan 1.1
 //   no_address     devices lack bufferDeviceAddress
@@ -161,8 +162,8 @@ const Wrapped kWrapped[] = {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) PFN_vkVoidFunction vkGetInstanceProcAddr(
-    VkInstance handle, const char* name) {
+extern "C" __attribute__((visibility("default"))) PFN_vkVoidFunction
+vkGetInstanceProcAddr(VkInstance handle, const char* name) {
   for (const Wrapped& wrapped : kWrapped) {
     if (!std::strcmp(wrapped.name, name)) return wrapped.function;
   }

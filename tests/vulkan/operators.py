@@ -84,8 +84,9 @@ def sigmoid(x: Array) -> Array:
 
 LARGE = exactly(-100, -20, -1e-3, 0, 1e-3, 20, 100)
 HALVES = exactly(-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.49)
-SIGNED, DIVISORS = integers(-50, 50, 41), integers(1, 9, 41) * exactly(*[1, -1] * 20, 1).astype(
-    "int32"
+SIGNED, DIVISORS = (
+    integers(-50, 50, 41),
+    integers(1, 9, 41) * exactly(*[1, -1] * 20, 1).astype("int32"),
 )
 MASK = normal(7, 33) > 0
 

@@ -93,7 +93,9 @@ class Program:
 def in_threads(programs: list[Program], steps: int) -> list[int]:
     """Run programs at the same time."""
     differing: list[int] = []
-    threads = [threading.Thread(target=lambda p=p: differing.append(p.run(steps))) for p in programs]
+    threads = [
+        threading.Thread(target=lambda p=p: differing.append(p.run(steps))) for p in programs
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -93,9 +93,7 @@ def test_one_bundle_serves_two_kinds_of_device(both: Path) -> None:
         ("cuda", ["not known", "cpu, vulkan"]),
     ],
 )
-def test_f26_a_device_that_is_absent_is_an_error(
-    both: Path, device: str, words: list[str]
-) -> None:
+def test_f26_a_device_that_is_absent_is_an_error(both: Path, device: str, words: list[str]) -> None:
     with pytest.raises(DeviceError) as caught:
         Engine.open(both, device=device)
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)

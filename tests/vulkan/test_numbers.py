@@ -1,4 +1,4 @@
-"""Functions on a real driver against float64, in units of the last place, and at the edges (F29)."""
+"""Functions on a real driver against float64, in units of the last place and at the edges (F29)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ def test_thousands_of_small_tensors_share_few_blocks(device):
     assert inside["blocks"] <= before["blocks"] + 1
     for i in range(0, 3000, 7):  # holes, then fresh tensors in them
         tensors[i] = device.memory.put(values[i])
-    assert all(np.array_equal(device.memory.get(t), v) for t, v in zip(tensors, values, strict=True))
+    assert all(
+        np.array_equal(device.memory.get(t), v) for t, v in zip(tensors, values, strict=True)
+    )
     del tensors
     after = device.stats()
     assert after["used_bytes"] == before["used_bytes"]

@@ -12,7 +12,7 @@ import pytest
 from k3tvm._tvm import IRBuilder, T, tvm
 from k3tvm.vulkan.glsl.types import UnsupportedError
 from k3tvm.vulkan.spirv import compile_all, features
-from tests.vulkan.shaders import function, run, shader
+from tests.vulkan.shaders import device, function, run, shader, target
 
 N = 64
 F32 = ((N,), "float32")
@@ -95,6 +95,50 @@ def counted(tx: Any, a: Any, b: Any) -> None:
     T.evaluate(T.call_intrin("int32", "tirx.atomic_add", T.address_of(b[a[tx]]), T.int32(1)))
 
 
+def changing_end(tx: Any, a: Any, b: Any) -> None:
+    end, rounds = local("int32", 1), local("int32", 1)
+    T.buffer_store(end, T.int32(5), [0])
+    T.buffer_store(rounds, T.int32(0), [0])
+    with T.serial(0, end[0]):
+        T.buffer_store(end, T.int32(2), [0])
+        T.buffer_store(rounds, rounds[0] + 1, [0])
+    T.buffer_store(b, T.cast(rounds[0], "float32") + a[tx], [tx])
+
+
+def by_threes(tx: Any, a: Any, b: Any) -> None:
+    total = local("float32", 1)
+    T.buffer_store(total, a[tx], [0])
+    with T.serial(0, 10, step=3) as i:
+        with T.If(i == 9):
+            with T.Then():
+                T.evaluate(T.break_loop())
+        T.buffer_store(total, total[0] + T.cast(i, "float32"), [0])
+    T.buffer_store(b, total[0], [tx])
+
+
+def shared_vectors(tx: Any, a: Any, b: Any) -> None:
+    part = local("float32x4", N // 4, "shared")
+    with T.If(tx < N // 4):
+        with T.Then():
+            T.buffer_store(part, a[ramp(tx * 4, 4)], [tx])
+    T.evaluate(T.tvm_storage_sync("shared"))
+    T.buffer_store(b, T.Shuffle([part[tx // 4]], [1]), [tx])
+
+
+def triples(tx: Any, a: Any, b: Any) -> None:
+    T.buffer_store(b, a[ramp(tx * 3, 3)], [ramp(tx * 3, 3)])
+
+
+def remainders(tx: Any, a: Any, b: Any) -> None:
+    seven = T.broadcast(T.int32(7), 4)
+    T.buffer_store(b, T.floormod(a[ramp(tx * 4, 4)] - 20, seven), [ramp(tx * 4, 4)])
+
+
+def half_pairs(tx: Any, a: Any, b: Any) -> None:
+    pair = T.reinterpret("float16x2", a[tx])
+    T.buffer_store(b, T.cast(pair, "float32x2"), [ramp(tx * 2, 2)])
+
+
 def _collatz_steps(start: int) -> int:
     steps = 0
     while start > 1:
@@ -155,6 +199,22 @@ KERNELS = {
         (((4,), "float32"), F32),
     ),
     "flags_are_bytes": Kernel(flags, ("uint8_t d[]",), lambda x: x > 0, (F32, ((N,), "bool"))),
+    "loop_bounds_are_evaluated_once": Kernel(changing_end, (), lambda x: x + 5),
+    "steps_and_break": Kernel(by_threes, ("break;",), lambda x: x + 9),
+    "shared_vectors": Kernel(
+        shared_vectors, ("shared vec4", ".y"), lambda x: np.repeat(x[1::4], 4)
+    ),
+    "three_lanes": Kernel(
+        triples, ("vec3(",), lambda x: x[:63], (((63,), "float32"), ((63,), "float32")), 21
+    ),
+    "vector_helpers": Kernel(remainders, ("ivec4(7)",), lambda x: (x - 20) % 7, (I32, I32), N // 4),
+    "half_pairs": Kernel(
+        half_pairs,
+        ("unpackFloat2x16(",),
+        lambda x: x[: N // 2].view("float16").astype("float32"),
+        (((N // 2,), "uint32"), F32),
+        N // 2,
+    ),
     "atomic": Kernel(counted, ("atomicAdd(",), lambda x: np.bincount(x, minlength=N), (I32, I32)),
 }
 
@@ -173,8 +233,9 @@ def test_kernel_computes(name):
     (shape, kind), (out_shape, out_kind) = kernel.arguments
     numbers = np.arange(shape[0]) % 11 - (0 if kind == "int32" else 5)
     x, y = numbers.astype(kind), np.zeros(out_shape, out_kind)
-    want = kernel.want(np.pad(x, (0, N - x.size)) if x.size < N else x)
-    assert np.array_equal(run(kernel.function, [x], y), want)
+    got = run(kernel.function, [x], y)
+    want = kernel.want(np.resize(x, N) if x.size < 9 else x)
+    np.testing.assert_array_equal(got, want)  # NaN equals NaN
 
 
 def test_arguments_beyond_the_push_limit_travel_by_address():
@@ -191,6 +252,27 @@ def test_arguments_beyond_the_push_limit_travel_by_address():
     x = np.arange(N, dtype="float32")
     assert np.array_equal(run(many[1], [x] * 16, x * 0), 16 * x)
     assert features(compile_all({"k": large.source})["k"], "k") == frozenset()
+
+
+def test_scalars_of_every_type_arrive():
+    """Each at its own alignment, in the order that the launch writes them."""
+    kinds = ["int8", "uint8", "int16", "int32", "int64"]
+    kinds += ["float32", "float16", "bool", "float64", "uint32"]
+    with IRBuilder() as ib:
+        with T.prim_func(s_tir=True):
+            T.func_attr({"global_symbol": "kernel", "tirx.noalias": True})
+            handle = T.arg("p", T.handle())
+            numbers = [T.arg(f"s_{k}", tvm.tirx.Var(f"s_{k}", k)) for k in kinds]
+            out = T.match_buffer(handle, (len(kinds),), "float32")
+            with T.launch_thread("threadIdx.x", 1):
+                for i, number in enumerate(numbers):
+                    T.buffer_store(out, T.cast(number, "float32"), [i])
+    assert sorted(shader(ib.get()).kinds) == sorted("PcCwilfhbdI")
+    module = tvm.compile(tvm.IRModule({"kernel": ib.get()}), target=target())
+    got = tvm.runtime.tensor(np.zeros(len(kinds), "float32"), device())
+    sent = [-3, 200, -300, 70000, -(2**33), 1.5, 2.5, True, 0.25, 4_000_000_000]
+    module["kernel"](got, *sent)
+    assert np.array_equal(got.numpy(), np.array(sent, "float32"))
 
 
 def test_kinds_and_access_tell_what_is_written():

@@ -14,6 +14,7 @@ SHADER = """#version 460
 layout(local_size_x = 1) in;
 void main() { WORDS }
 """
+MAGIC = 0x07230203
 GOOD = SHADER.replace("WORDS", "")
 
 
@@ -35,7 +36,7 @@ def test_result_is_kept_and_read_again(cache, monkeypatch):
     first = spirv.compile_one(GOOD, "k")
     monkeypatch.setattr(spirv, "_compile", lambda *_: pytest.fail("compiled again"))
     assert spirv.compile_one(GOOD, "other name") == first
-    assert int.from_bytes(first[:4], "little") == spirv.MAGIC
+    assert int.from_bytes(first[:4], "little") == MAGIC
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "magic"])
@@ -69,7 +70,7 @@ def test_message_has_the_kernel_the_fault_and_the_line(cache):
 
 
 def test_what_the_validator_rejects_is_an_error(cache, monkeypatch):
-    """spirv-val runs on every module; here it is asked for an older Vulkan than was compiled for."""
+    """spirv-val runs on every module; here it is asked for an older Vulkan than was compiled."""
     monkeypatch.setitem(spirv.FLAGS, "spirv-val", ["--target-env", "vulkan1.0"])
     spirv._stamp.cache_clear()
     with pytest.raises(TargetError, match="kernel k: spirv-val says"):
@@ -78,7 +79,7 @@ def test_what_the_validator_rejects_is_an_error(cache, monkeypatch):
 
 
 def test_unknown_capability_is_refused():
-    words = [spirv.MAGIC, 0x10500, 0, 9, 0, 2 << 16 | 17, 1, 2 << 16 | 17, 4711]
+    words = [MAGIC, 0x10500, 0, 9, 0, 2 << 16 | 17, 1, 2 << 16 | 17, 4711]
     module = b"".join(w.to_bytes(4, "little") for w in words)
     with pytest.raises(TargetError, match="kernel k: needs the SPIR-V capability 4711"):
         spirv.features(module, "k")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from k3tvm.vulkan.glsl.types import LANES, DType, UnsupportedError, type_of
+from k3tvm.vulkan.glsl.usage import loads
 from k3tvm.vulkan.glsl.writer import Emitter, Writer, bare, emits, expression
 
 COMPARE = {"LT": "<", "LE": "<=", "GT": ">", "GE": ">=", "EQ": "==", "NE": "!="}
@@ -235,7 +236,7 @@ def let(w: Writer, x: Any) -> str:
     place of the variable instead.
     """
     text = expression(w, x.value)
-    if text.isidentifier() or (w.is_guarded and "[" in text):
+    if text.isidentifier() or (w.is_guarded and loads(x.value)):
         w.names.set(x.var, text if text.isidentifier() else f"({text})")
     else:
         kind = type_of(x.value)

@@ -10,6 +10,7 @@ from k3tvm._tvm import tvm
 from k3tvm.vulkan.glsl import memory
 from k3tvm.vulkan.glsl.lanes import WIDTH
 from k3tvm.vulkan.glsl.types import UnsupportedError, dtype, type_of
+from k3tvm.vulkan.glsl.usage import acts, loads
 from k3tvm.vulkan.glsl.writer import Memory, Writer, bare, expression
 
 UNROLLED = 3
@@ -34,15 +35,15 @@ def sequence(w: Writer, node: Any) -> None:
 
 def bind(w: Writer, node: Any) -> None:
     """A variable that never changes; not written down if nothing reads it."""
-    if node.var not in w.used and type(node.value).__name__ != "Call":
+    if node.var not in w.used and not acts(node.value):
         return
     kind = type_of(node.value)
     if kind.lanes > WIDTH:
         _bind_parts(w, node)
         return
     text = bare(expression(w, node.value))
-    if kind.lanes == 1 and not kind.is_float and "[" not in text:
-        w.analyzer.bind(node.var, node.value)
+    if kind.lanes == 1 and not kind.is_float and not loads(node.value):
+        w.know(node.var, node.value)
     w.line(f"{kind.glsl} {w.names.of(node.var)} = {text};")
 
 
@@ -119,7 +120,7 @@ def _launch_index(w: Writer, axis: Any, extent: Any) -> None:
         source = f"gl_WorkGroupID.{tag[-1]}"
     else:
         raise UnsupportedError(f"the launch axis {tag}")
-    w.analyzer.bind(variable, tvm.ir.Range.from_min_extent(0, extent))
+    w.know(variable, tvm.ir.Range.from_min_extent(0, extent))
     kind = type_of(variable).glsl
     w.line(f"{kind} {w.names.of(variable)} = {kind}({source});")
 
@@ -129,12 +130,12 @@ def loop(w: Writer, node: Any) -> None:
     variable, kind = w.names.of(node.loop_var), type_of(node.loop_var)
     begin = expression(w, node.min)
     end = expression(w, node.min + node.extent)
-    if "[" in end:
+    if loads(node.min) or loads(node.extent):
         end = w.hoist(kind, end, f"{variable}_end")
     step = node.step
     advance = f"++{variable}" if step is None else f"{variable} += {expression(w, step)}"
     if step is None:
-        w.analyzer.bind(node.loop_var, tvm.ir.Range.from_min_extent(node.min, node.extent))
+        w.know(node.loop_var, tvm.ir.Range.from_min_extent(node.min, node.extent))
     if int(node.kind) == UNROLLED:
         w.line("[[unroll]]")
     with w.block(

@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from k3tvm._ffi import tvm_ffi
 from k3tvm._tvm import tvm
+
+
+def contains(node: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether an expression has a part that is wanted."""
+    found: list[Any] = []
+
+    def look(part: Any) -> None:
+        if wanted(part):
+            found.append(part)
+
+    tvm_ffi.structural_walk(node, (tvm.ir.Expr, look))
+    return bool(found)
+
+
+def loads(node: Any) -> bool:
+    """Whether an expression reads memory: its value is not the same at another time."""
+    return contains(node, lambda part: type(part).__name__ == "TensorLoad")
+
+
+def acts(node: Any) -> bool:
+    """Whether an expression may do more than compute a value."""
+    return contains(node, lambda part: operator(part) in ("call_extern", "atomic_add"))
+
+
+def operator(node: Any) -> str:
+    """The name of what a call calls, without its dialect; empty for what is no call."""
+    if type(node).__name__ != "Call":
+        return ""
+    return str(getattr(node.op, "name", node.op)).split(".")[-1]
 
 
 @dataclass
@@ -62,7 +92,7 @@ def usage(function: Any) -> Usage:
         elif kind == "BufferStore" and node.buffer in origin:
             found.written.add(origin[node.buffer])
         elif kind == "Call":
-            note_call(str(getattr(node.op, "name", "")).split(".")[-1], node.args)
+            note_call(operator(node), node.args)
 
     tvm_ffi.structural_walk(
         function.body, ((tvm.ir.Expr, note), (tvm.tirx.Stmt, note)), order="pre"

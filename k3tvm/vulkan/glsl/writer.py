@@ -56,6 +56,7 @@ class Writer:
     device_barrier: bool = False
     analyzer: Any = field(default_factory=lambda: tvm.sym.Analyzer())
     _guards: int = 0
+    _known: dict[Any, Any] = field(default_factory=dict)
 
     def memory_of(self, buffer: Any) -> Memory:
         """Where a buffer lives; UnsupportedError if nothing declared it."""
@@ -117,6 +118,15 @@ class Writer:
         """Ask for a function of `library.py` on this type and return its name."""
         self.helpers[(name, kind)] = None
         return name
+
+    def know(self, variable: Any, value: Any) -> None:
+        """Let proofs use the value, or range of values, of a variable."""
+        again = variable in self._known
+        self._known[variable] = value
+        if again:  # another loop with the same variable: what was known does not hold any more
+            self.analyzer = tvm.sym.Analyzer()
+        for known, what in self._known.items() if again else ((variable, value),):
+            self.analyzer.bind(known, what)
 
     def proves(self, claim: Callable[[], Any]) -> bool:
         """Whether a boolean TIR expression holds for every thread and iteration."""
