@@ -9,7 +9,7 @@ from typing import Any
 from k3tvm._tvm import T
 from k3tvm.relax_models.operators import MlaAttention
 from k3tvm.schedules import vector as v
-from k3tvm.schedules.profile import Isa, CpuProfile
+from k3tvm.schedules.profile import CpuProfile, Isa
 
 PAIRS = v.LANES
 

@@ -32,7 +32,9 @@ def mix_inputs(entries: int, rows: int, width: int) -> dict[str, np.ndarray]:
 
 @PROFILES
 @ACTS
-@pytest.mark.parametrize(("entries", "rows", "width"), [(1, 1, 1), (8, 3, 101), (19, 2, 64)])
+@pytest.mark.parametrize(
+    ("entries", "rows", "width"), [(1, 1, 1), (8, 3, 101), (19, 2, 64), (6, 2, 132)]
+)
 def test_mix_and_norm(profile, act, entries, rows, width):
     inputs = mix_inputs(entries, rows, width)
     op = AttnResNorm(width, entries, 1e-5, act)

@@ -27,7 +27,7 @@ def test_embed_copies_rows_bit_for_bit(profile, fmt, width):
 
 
 @PROFILES
-@pytest.mark.parametrize("width", [1, 37, 530])
+@pytest.mark.parametrize("width", [1, 4, 37, 530])
 def test_f5_last_rows_belong_to_their_own_sequence(profile, width):
     x = np.random.default_rng(width).standard_normal((9, width), np.float32)
     seqs = np.array([[2, 0, 1, 7], [0, 1, 5, 0], [1, 6, 3, 2]], np.int32)
@@ -41,10 +41,13 @@ GLUS = [("silu", 1.0, None), ("situ", 4.0, 25.0), ("situ", 3.0, None)]
 @PROFILES
 @ACTS
 @pytest.mark.parametrize(("kind", "beta", "linear_beta"), GLUS)
-@pytest.mark.parametrize(("rows", "width", "parts", "offset"), [(1, 1, 1, 0), (3, 37, 3, 5)])
-def test_glu(profile, act, kind, beta, linear_beta, rows, width, parts, offset):
+@pytest.mark.parametrize(
+    ("rows", "width", "parts", "offset", "more"),
+    [(1, 1, 1, 0, 3), (3, 37, 3, 5, 3), (2, 36, 2, 8, 4)],
+)
+def test_glu(profile, act, kind, beta, linear_beta, rows, width, parts, offset, more):
     rng = np.random.default_rng(width)
-    x_width = offset + 2 * parts * width + 3
+    x_width = offset + 2 * parts * width + more
     inputs = {"x": 9 * rng.standard_normal((rows, x_width), np.float32)}
     op = Glu(width, parts, x_width, offset, kind, beta, linear_beta, act)
     got, want = run(op, profile, inputs)["out"], expect(op, inputs)["out"]
@@ -65,7 +68,9 @@ def test_glu_is_relatively_exact_from_tiny_to_huge_values(profile, kind, beta, l
 @PROFILES
 @ACTS
 @pytest.mark.parametrize(("norm", "addends"), [(False, 0), (False, 2), (True, 0), (True, 1)])
-@pytest.mark.parametrize(("rows", "top_k", "width"), [(1, 1, 1), (3, 5, 37), (2, 16, 601)])
+@pytest.mark.parametrize(
+    ("rows", "top_k", "width"), [(1, 1, 1), (3, 5, 37), (2, 16, 601), (2, 3, 132)]
+)
 def test_expert_combine(profile, act, norm, addends, rows, top_k, width):
     rng = np.random.default_rng(rows + width)
     inputs = {

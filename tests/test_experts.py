@@ -20,11 +20,12 @@ FORMATS = pytest.mark.parametrize("fmt", ALL_FORMATS)
 SHAPES = [(4, 2, 64, 64, True), (7, 3, 37, 96, False), (1, 1, 5, 32, True)]
 ODD_K = [(5, 3, 19, 37, True)]  # not for MXFP4
 CASES = [(fmt, s) for fmt in ALL_FORMATS for s in SHAPES + (ODD_K if fmt != "mxfp4" else [])]
-# fewer on a GPU, where compiling takes longest: weights of an odd shape, x per choice and shared
+# Fewer on a GPU, where compiling takes longest; the last one has more experts than pairs.
 GPU_CASES = [("mxfp4", SHAPES[1]), ("mxfp4", SHAPES[2]), ("bfloat16", ODD_K[0])]
-GPU_CASES += [("float32", ODD_K[0])]
+GPU_CASES += [("float32", ODD_K[0]), ("bfloat16", (40, 2, 19, 33, False))]
 ALL_CASES = [(p, *case) for p in host_profiles() for case in CASES]
 ALL_CASES += [(p, *case) for p in gpu_profiles() for case in GPU_CASES]
+LARGE = [0, 1, 3, 0, 4, 70, 33, 32, 1]  # pairs of each expert; full tiles of 32 and one more
 SHARED = (9, 2, 35, 64, False)  # of the tests where the shape is not the point
 
 
@@ -82,10 +83,10 @@ def check(op: ExpertLinear, profile: TargetProfile, weight: Weight, chosen: np.n
 def test_every_pair_gets_its_expert(
     profile: TargetProfile, fmt: WeightFormat, shape: tuple[int, int, int, int, bool]
 ) -> None:
-    """One token to forty: with 1 to 13 all experts are on the path for few rows, later some are."""
+    """One token to seventy: each target goes from its path for few rows to that for many."""
     op, rng = operator(fmt, *shape), np.random.default_rng(1)
     weight = weight_of(op)
-    for count in (1, 2, 3, 4, 5, 9, 13, 17, 40):
+    for count in (1, 2, 3, 4, 5, 9, 13, 17, 40, 70):
         check(op, profile, weight, choices(rng, op, count))
 
 
@@ -97,7 +98,7 @@ def test_experts_with_0_1_3_4_and_many_rows_in_one_call(
     """The borders of the paths, an expert without rows first, in the middle and last."""
     op = operator(fmt, *SHARED)
     weight = weight_of(op)
-    for counts in ([0, 1, 3, 0, 4, 5, 23, 2, 0], [0, 0, 0, 0, 0, 0, 0, 0, 4], [1, 3, 0] * 3):
+    for counts in ([0, 1, 3, 0, 4, 5, 23, 2, 0], [0, 0, 0, 0, 0, 0, 0, 0, 4], [1, 3, 0] * 3, LARGE):
         chosen = np.repeat(np.arange(9), counts).astype(np.int32)
         check(op, profile, weight, np.random.default_rng(2).permutation(chosen).reshape(-1, 2))
 
@@ -126,7 +127,7 @@ LOW_BITS = {"bfloat16": 0xFFFF, "float16": 0x1FFF}
 def test_results_are_rounded(profile: TargetProfile, fmt: WeightFormat, act: Activation) -> None:
     op = replace(operator(fmt, 5, 2, 37, 64, True), act=act)
     weight, rng = weight_of(op), np.random.default_rng(4)
-    for count in (1, 30):
+    for count in (1, 5, 30):
         given = inputs(op, weight, choices(rng, op, count))
         got, want = run(op, profile, given)["out"], expect(op, given)["out"]
         assert relative_error(got, want) <= tolerance("experts", act)
@@ -159,7 +160,7 @@ def test_f11_an_expert_that_nobody_chose_is_not_read(
     """NaN weights of an idle expert do not reach anyone."""
     op, rng = operator(fmt, *SHARED), np.random.default_rng(6)
     weight = weight_of(op)
-    for count in (1, 30):
+    for count in (1, 30, 60):
         chosen = rng.choice([0, 1, 3, 5, 8], (count, 2)).astype(np.int32)
         given = inputs(op, weight, chosen)
         clean = run(op, profile, given)["out"]

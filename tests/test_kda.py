@@ -22,7 +22,6 @@ SLOTS = 6
 MIXED: Seqs = [(4, 0, 1, 9), (0, 1, 2, 0), (5, 3, 17, 2), (1, 20, 16, 0), (3, 36, 37, 7)]
 
 each_profile = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
-each_act = pytest.mark.parametrize("act", ["float32", "bfloat16", "float16"])
 each_form = pytest.mark.parametrize("form", [KdaStep, KdaChunk], ids=lambda f: f.__name__)
 
 
@@ -55,7 +54,7 @@ def only(
 @each_profile
 @pytest.mark.parametrize("bound", [-5.0, None])
 @pytest.mark.parametrize(
-    ("rows", "heads", "dim"), [(1, 1, 1), (2, 7, 4), (3, 5, 37), (4, 3, 128), (70_000, 2, 1)]
+    ("rows", "heads", "dim"), [(1, 1, 1), (3, 5, 37), (4, 3, 128), (70_000, 1, 1)]
 )
 def test_f9_decay_and_beta_of_both_gates(
     profile: TargetProfile, bound: float | None, rows: int, heads: int, dim: int
@@ -93,9 +92,16 @@ def test_f10_gates_at_extreme_inputs(
 
 
 @each_profile
-@each_act
 @pytest.mark.parametrize(
-    ("rows", "heads", "dim"), [(1, 1, 1), (2, 9, 4), (3, 5, 37), (2, 3, 128), (70_000, 2, 1)]
+    ("rows", "heads", "dim", "act"),
+    [
+        (1, 1, 1, "float32"),
+        (70_000, 1, 1, "float32"),
+        (2, 9, 4, "bfloat16"),
+        (3, 5, 37, "float32"),
+        (3, 5, 37, "float16"),
+        (2, 3, 128, "float32"),
+    ],
 )
 def test_gated_norm(
     profile: TargetProfile, act: Activation, rows: int, heads: int, dim: int
@@ -117,26 +123,15 @@ def test_gated_norm(
 
 @each_profile
 @each_form
-@pytest.mark.parametrize(
-    ("heads", "k", "w", "act"),
-    [
-        (1, 1, 1, "float32"),
-        (3, 5, 7, "float32"),
-        (2, 37, 50, "float32"),
-        (2, 37, 50, "bfloat16"),
-        (2, 37, 50, "float16"),
-        (2, 48, 130, "float32"),
-        (1, 130, 33, "float32"),
-    ],
-)
+@pytest.mark.parametrize(("heads", "k", "w"), [(1, 1, 1), (3, 5, 7), (3, 37, 53), (1, 132, 130)])
 def test_f3_f5_many_sequences_and_widths(
-    profile: TargetProfile, act: Activation, form: Form, heads: int, k: int, w: int
+    profile: TargetProfile, form: Form, heads: int, k: int, w: int
 ) -> None:
     """F3: key width differs from value width; F5: slots in any order, others untouched."""
-    op = form(heads, k, w, act)
+    op = form(heads, k, w, "float32")
     inputs = inputs_of(op, MIXED)
     got, want = run(op, profile, inputs), expect(op, inputs)
-    assert relative_error(got["out"], want["out"]) <= tolerance("kda", act)
+    assert relative_error(got["out"], want["out"]) <= tolerance("kda")
     for slot, *_ in MIXED:
         assert relative_error(got["state"][slot], want["state"][slot]) <= tolerance("kda")
     np.testing.assert_array_equal(got["state"][2], inputs["state"][2])
@@ -212,16 +207,16 @@ def test_f3_step_continues_what_chunk_began(profile: TargetProfile) -> None:
 @each_form
 def test_l2_norm_adds_1e_6_to_the_sum_inside_the_root(profile: TargetProfile, form: Form) -> None:
     """Small keys show the eps: from an empty state, with q = k, o = v*s / (s + 1e-6) / sqrt(K)."""
-    op = form(1, 20, 24, "float32")
+    op = form(1, 32, 32, "float32")
     inputs = inputs_of(op, [(0, 0, 1, 0)])
-    sizes = 1e-3 * np.random.default_rng(2).standard_normal(20)
-    inputs["qkv"][0, :20] = inputs["qkv"][0, 20:40] = sizes
+    sizes = 1e-3 * np.random.default_rng(2).standard_normal(32)
+    inputs["qkv"][0, :32] = inputs["qkv"][0, 32:64] = sizes
     inputs["beta"][:] = 1
     inputs["state"][:] = 0
     total = np.sum(sizes**2)
-    want = inputs["qkv"][0, 40:] * total / (total + 1e-6) / np.sqrt(20)
+    want = inputs["qkv"][0, 64:] * total / (total + 1e-6) / np.sqrt(32)
     assert relative_error(run(op, profile, inputs)["out"][0], want) <= tolerance("kda")
-    inputs["qkv"][0, :40] = 0
+    inputs["qkv"][0, :64] = 0
     assert not run(op, profile, inputs)["out"].any()
 
 
@@ -287,7 +282,7 @@ def test_f10_decay_table(
 @each_form
 def test_f10_decay_zero_forgets_everything(profile: TargetProfile, form: Form) -> None:
     """A decay that underflows to 0 in one step: finite, and the past is gone."""
-    op = form(1, 20, 24, "float32")
+    op = form(2, 24, 40, "float32")
     inputs = inputs_of(op, [(0, 0, 40, 0)])
     inputs["decay"][21] = 0
     other = inputs | {"state": 2 * inputs["state"]}

@@ -7,7 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from k3tvm.compiler.targets.vulkan import vulkan_profile
+from k3tvm.errors import TargetError
 from k3tvm.relax_models.operators import Activation, Linear, WeightFormat
+from k3tvm.schedules import registry
 from k3tvm.schedules.profile import TargetProfile
 from tests.kernels import expect, gpu_profiles, host_profiles, profiles, relative_error, run
 from tests.tolerances import tolerance
@@ -24,8 +27,8 @@ CASES = [(fmt, s) for fmt in ALL_FORMATS for s in SHAPES + (ODD_K if fmt != "mxf
 GPU_CASES = [("mxfp4", SHAPES[3]), ("bfloat16", ODD_K[1]), ("float32", ODD_K[1])]
 ALL_CASES = [(p, *case) for p in host_profiles() for case in CASES]
 ALL_CASES += [(p, *case) for p in gpu_profiles() for case in GPU_CASES]
-COUNTS = {"cpu": [*range(1, 18), 23, 29, 40], "gpu": [1, 2, 3, 4, 5, 8, 9, 17, 32, 33, 64, 70]}
-FEW = {"cpu": 3, "gpu": 8}  # the path for few rows ends here
+COUNTS = {"cpu": [*range(1, 18), 23, 29, 40], "gpu": [1, 2, 3, 4, 5, 16, 17, 32, 33]}
+FEW = {"cpu": 3, "gpu": 16}  # the path for few rows ends here
 
 
 def operator(fmt: WeightFormat, rows: int, k: int, groups: int = 1, addends: int = 0) -> Linear:
@@ -68,7 +71,7 @@ def error(
 @pytest.mark.parametrize(
     ("profile", "fmt", "shape"), ALL_CASES, ids=lambda v: getattr(v, "name", str(v))
 )
-def test_product_sums_for_1_to_70_rows(
+def test_product_sums_for_one_row_and_many(
     profile: TargetProfile, fmt: WeightFormat, shape: tuple[int, int, int, int]
 ) -> None:
     """F4 as well: one row, two, and the borders between the paths for few and many."""
@@ -131,7 +134,7 @@ def test_f5_a_row_does_not_depend_on_its_company(profile: TargetProfile, fmt: We
     weight = weight_of(op)
     given = inputs(op, 80, weight)
     whole = run(op, profile, given)["out"]
-    for count in (FEW[profile.family] + 1, 12, 17, 32, 33):
+    for count in (FEW[profile.family] + 1, 17, 32, 33):
         part = run(op, profile, given | {"x": given["x"][5 : 5 + count]})["out"]
         np.testing.assert_array_equal(part, whole[5 : 5 + count])
     few = run(op, profile, given | {"x": given["x"][: FEW[profile.family]]})["out"]
@@ -140,12 +143,42 @@ def test_f5_a_row_does_not_depend_on_its_company(profile: TargetProfile, fmt: We
         np.testing.assert_array_equal(one[0], few[i])
 
 
+@FORMATS
+@pytest.mark.parametrize("profile", gpu_profiles(), ids=lambda p: p.name)
+def test_f5_large_and_small_tiles_give_the_same_bits(
+    profile: TargetProfile, fmt: WeightFormat
+) -> None:
+    """A matrix of many rows, for which the large tiles begin at 64 rows of x."""
+    op = operator(fmt, 16400, 32 if fmt == "mxfp4" else 33)
+    weight = weight_of(op)
+    given = inputs(op, 70, weight)
+    assert error(op, profile, weight, given) <= tolerance("product_sum")
+    large = run(op, profile, given)["out"]
+    small = run(op, profile, given | {"x": given["x"][20:60]})["out"]
+    np.testing.assert_array_equal(small, large[20:60])
+
+
 @pytest.mark.parametrize("profile", gpu_profiles(), ids=lambda p: p.name)
 def test_f4_grids_beyond_65535_workgroups_per_dimension(profile: TargetProfile) -> None:
     """Many rows of x, and so many weight rows that the list of workgroups is folded."""
     for op, count in ((operator("float32", 5, 4), 70000), (operator("float32", 600000, 1), 1)):
         weight = weight_of(op)
         assert error(op, profile, weight, inputs(op, count, weight)) <= tolerance("product_sum")
+
+
+def test_f25_a_device_with_little_shared_memory_and_few_threads() -> None:
+    """The least that Vulkan promises; and what a device cannot do at all is said, not tried."""
+    small = replace(vulkan_profile("lavapipe"), name="small", threads=128, shared_bytes=16384)
+    op = operator("bfloat16", 35, 96, 2)
+    weight = weight_of(op)
+    for count in (1, 5, 600):
+        assert error(op, small, weight, inputs(op, count, weight)) <= tolerance("product_sum")
+    for device, reason in (
+        (replace(small, threads=64), "do not fit"),
+        (replace(small, features=small.features - {"storage8"}), "8-bit"),
+    ):
+        with pytest.raises(TargetError, match=reason):
+            registry.select(operator("mxfp4", 35, 96, 2), device)
 
 
 @PROFILES

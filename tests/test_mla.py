@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from k3tvm.relax_models.operators import MlaAttention, MlaCache, SigmoidGate
-from tests.kernels import expect, profiles, relative_error, run
+from tests.kernels import expect, gpu_profiles, profiles, relative_error, run
 from tests.tolerances import tolerance
 
 PROFILES = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
+GPUS = pytest.mark.parametrize("profile", gpu_profiles(), ids=lambda p: p.name)
 ACTS = pytest.mark.parametrize("act", ["float32", "bfloat16", "float16"])
 SEQS = {
     "one token": [[0, 0, 1, 0]],
@@ -84,6 +85,34 @@ def test_f4_a_row_is_bit_equal_alone_and_in_company(profile, act):
         np.testing.assert_array_equal(run(op, profile, inputs | alone)["out"][0], together[row])
 
 
+@GPUS
+@ACTS
+@pytest.mark.parametrize(
+    "seqs", [[[2, 0, 1, 300], [0, 1, 3, 9]], [[3, 0, 1, 70], [1, 1, 260, 0]]], ids=["few", "many"]
+)
+def test_f5_tiles_of_32_pairs_and_loads_of_four_columns(profile, act, seqs):
+    """Few rows: keys are split over workgroups. Many: a workgroup per tile of 33 heads' pairs."""
+    op = MlaAttention(33, 260, 12, 4, 0.31, 33 * 16 + 8, 8, 16, act)
+    inputs = attention_inputs(op, seqs, 2)
+    got, want = run(op, profile, inputs)["out"], expect(op, inputs)["out"]
+    assert relative_error(got, want) <= tolerance("mla_attention", act)
+
+
+@GPUS
+@ACTS
+def test_f6_many_rows_at_once_see_no_later_token(profile, act):
+    op = attention_op(*ODD, act)
+    inputs = attention_inputs(op, [[2, 0, 180, 7]], 1)
+    before = run(op, profile, inputs)["out"]
+    assert relative_error(before, expect(op, inputs)["out"]) <= tolerance("mla_attention", act)
+    for changed in (0, 100, 179):
+        cache = inputs["cache"].copy()
+        cache[2, 7 + changed :] = np.nan
+        after = run(op, profile, inputs | {"cache": cache})["out"]
+        np.testing.assert_array_equal(after[:changed], before[:changed])
+        assert np.isnan(after[changed:]).all()
+
+
 @PROFILES
 @ACTS
 def test_attention_with_scores_far_apart(profile, act):
@@ -97,7 +126,9 @@ def test_attention_with_scores_far_apart(profile, act):
 
 @PROFILES
 @ACTS
-@pytest.mark.parametrize(("q_rank", "rank", "rope"), [(0, 33, 5), (50, 16, 32), (1, 1, 0)])
+@pytest.mark.parametrize(
+    ("q_rank", "rank", "rope"), [(0, 33, 5), (50, 16, 32), (1, 1, 0), (7, 4, 1)]
+)
 def test_f5_cache_rows_go_to_their_slot_and_position(profile, act, q_rank, rank, rope):
     rng = np.random.default_rng(rank)
     x_width = 7 + q_rank + rank + rope
@@ -120,13 +151,15 @@ def test_f5_cache_rows_go_to_their_slot_and_position(profile, act, q_rank, rank,
 
 @PROFILES
 @ACTS
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 37), (2, 540)])
-def test_sigmoid_gate(profile, act, rows, width):
+@pytest.mark.parametrize(
+    ("rows", "width", "more"), [(1, 1, 9), (3, 37, 9), (2, 540, 9), (2, 36, 8)]
+)
+def test_sigmoid_gate(profile, act, rows, width, more):
     rng = np.random.default_rng(width)
     inputs = {
         "o": rng.standard_normal((rows, width), np.float32),
-        "gate": 5 * rng.standard_normal((rows, width + 9), np.float32),
+        "gate": 5 * rng.standard_normal((rows, width + more), np.float32),
     }
-    op = SigmoidGate(width, width + 9, 4, act)
+    op = SigmoidGate(width, width + more, 4, act)
     got, want = run(op, profile, inputs)["out"], expect(op, inputs)["out"]
     assert relative_error(got, want) <= tolerance("sigmoid_gate", act)

@@ -66,7 +66,8 @@ def device_code(
 ) -> Iterator[Callable[[], list[DeviceKernel]]]:
     """Inside, TVM generates code for the profile's kind with our generator.
 
-    Yields a function that lists the kernels that were built. Sources are written into `dump`/kernels.
+    Yields a function that lists the kernels that were built. Their sources are written into the
+    folder `kernels` of `dump`.
     """
     from k3tvm.vulkan import build, plugin
 

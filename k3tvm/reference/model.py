@@ -92,7 +92,8 @@ class Reference:
 
     `tensors` go by published names, prefix included. `dtype` is float64 for the truth and float32
     for the yardstick of our own kernels. precision="bfloat16" rounds where the official run does
-    (specification 3.6b) and computes in `dtype` between; "float16" rounds at the same points. kda="chunk" is the closed form.
+    (specification 3.6b) and computes in `dtype` between; "float16" rounds at the same points.
+    kda="chunk" is the closed form.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from k3tvm.errors import TargetError
 from k3tvm.schedules.profile import GpuProfile
 from k3tvm.vulkan.glsl.kernel import Shader, translate
 from k3tvm.vulkan.glsl.types import UnsupportedError
-from k3tvm.vulkan.limits import check_kernel, profile_of
+from k3tvm.vulkan.limits import check_grid, check_kernel, profile_of
 from k3tvm.vulkan.module import KernelInfo, write_module
 from k3tvm.vulkan.spirv import compile_all, features
 
@@ -68,6 +68,8 @@ def compile_kernels(module: Any, profile: GpuProfile) -> list[KernelInfo]:
     """The kernels of an IRModule of device functions, checked against `profile`."""
     shaders = [translate(f, profile.push_bytes) for f in module.functions.values()]
     shaders.sort(key=lambda s: s.name)
+    for shader in shaders:
+        check_grid(shader.name, shader.grid, profile)
     _write_dump({f"{s.name}.comp": s.source.encode() for s in shaders})
     spirv = compile_all({s.name: s.source for s in shaders})
     _write_dump({f"{name}.spv": data for name, data in spirv.items()})

@@ -33,6 +33,20 @@ def check_kernel(kernel: KernelInfo, profile: GpuProfile) -> None:
         )
 
 
+def check_grid(name: str, grid: tuple[int, int, int], profile: GpuProfile) -> None:
+    """Raise TargetError if a kernel always launches more workgroups than a dimension has.
+
+    grid: workgroups per dimension, 0 where only the launch knows (the plug-in checks those).
+    """
+    for axis, size, limit in zip("xyz", grid, profile.grid, strict=True):
+        if size > limit:
+            raise TargetError(
+                f"needs {size} workgroups in {axis}, {profile.name} has {limit}",
+                where=f"kernel {name}",
+                cure="fold the launch into several dimensions",
+            )
+
+
 def needs(kernel: KernelInfo, profile: GpuProfile) -> Iterator[str]:
     """Every need of a kernel that the target does not meet, as words."""
     threads = math.prod(kernel.local_size)
@@ -52,7 +66,7 @@ def needs(kernel: KernelInfo, profile: GpuProfile) -> Iterator[str]:
 
 
 def profile_of(target: Any) -> GpuProfile:
-    """What a TVM target says about a device; subgroup operations are left to the device's check."""
+    """What a TVM target says about a device; the rest is left to the device's own checks."""
     attrs = target.attrs
     options = {option: feature for feature, option in OPTIONS.items()}
     stated = {feature for option, feature in options.items() if bool(attrs.get(option, False))}
@@ -62,6 +76,7 @@ def profile_of(target: Any) -> GpuProfile:
         "the target",
         threads=threads,
         threads_xyz=(threads, threads, min(threads, 64)),
+        grid=(2**31 - 1, 2**31 - 1, 2**31 - 1),
         shared_bytes=int(attrs.get("max_shared_memory_per_block", 16384)),
         push_bytes=int(attrs.get("max_push_constants_size", 128)),
         features=frozenset(stated | {"subgroup_arithmetic", "subgroup_shuffle"}),

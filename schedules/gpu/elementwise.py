@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,10 @@ from k3tvm._tvm import T
 from k3tvm.relax_models.operators import Embed, ExpertCombine, Glu, LastRows
 from k3tvm.schedules.gpu import functions as f
 from k3tvm.schedules.gpu import grid as g
-from k3tvm.schedules.gpu.norms import normalise
 from k3tvm.schedules.profile import GpuProfile
 from k3tvm.schedules.registry import schedule
 
 LANES = 4  # columns of one thread: a 16-byte load
-KEPT = 8  # columns of one thread that stay in registers between the two passes of a norm
 
 
 def lanes_for(*columns: int) -> int:
@@ -117,7 +116,7 @@ def expert_combine_gpu(op: ExpertCombine, p: GpuProfile, a: SimpleNamespace) -> 
         return
     lanes = lanes_for(op.width)
 
-    def columns(row: Any, at: Any) -> None:
+    def sum_up(row: Any, at: Any) -> None:
         total = _weighted_sum(op, a, row, at, lanes)
         result = lane_by_lane(
             lanes,
@@ -127,7 +126,7 @@ def expert_combine_gpu(op: ExpertCombine, p: GpuProfile, a: SimpleNamespace) -> 
         )
         g.store(a.out, result, row, at, lanes=lanes)
 
-    row_spans(a.n, op.width, lanes, columns)
+    row_spans(a.n, op.width, lanes, sum_up)
 
 
 def _weighted_sum(op: ExpertCombine, a: SimpleNamespace, row: Any, at: Any, lanes: int) -> Any:
@@ -148,19 +147,48 @@ def _with_addends(op: ExpertCombine, a: SimpleNamespace, value: Any, row: Any, a
 
 def _combine_rows(op: ExpertCombine, p: GpuProfile, a: SimpleNamespace) -> None:
     """The sum (into `out`), its mean square, its norm: a row stays with its workgroup."""
-    threads = g.threads_for(p, op.width, most=1024)
-    with g.groups(a.n, threads) as (row, tid):
+    lanes = lanes_for(op.width)
+    threads = g.threads_for(p, op.width // lanes, most=1024)
+    with g.groups(a.n, threads) as (group, tid):
+        row = g.variable(group)[0]  # else TVM multiplies 32768 workgroups by a row of choices
         sums = g.shared(threads)
         squares = g.variable(0.0)
-        with g.strided(tid, op.width, threads) as at:
-            value = g.let(g.rounded(op.act, g.let(_weighted_sum(op, a, row, at, 1)[0])))
-            g.store(a.out, value, row, at)
-            g.put(squares, squares[0] + value * value)
+        with columns(op.width, lanes, tid, threads) as at:
+            total = _weighted_sum(op, a, row, at, lanes)
+            for i in range(lanes):
+                value = g.let(g.rounded(op.act, g.let(total[i])))
+                g.put(total, value, i)
+                g.put(squares, squares[0] + value * value)
+            g.store(a.out, g.load(total, 0, lanes=lanes), row, at, lanes=lanes)
         g.store(sums, squares[0], tid)
         mean = g.sum_of(sums, tid, threads) * g.floats(1.0 / op.width)
         scale = g.let(g.floats(1.0) / T.sqrt(mean + g.floats(op.eps)))
-        # each thread reads back only what it has written itself
-        normalise(op, a.out, a.norm_weight, a.out, row, scale, tid, threads)
-        if op.addends:
-            with g.strided(tid, op.width, threads) as at:
-                g.store(a.out, _with_addends(op, a, g.let(a.out[row, at]), row, at), row, at)
+        with columns(op.width, lanes, tid, threads) as at:
+            values = normalised(op.act, a.out, a.norm_weight, row, at, scale, lanes)
+            result = lane_by_lane(
+                lanes,
+                lambda i: _with_addends(op, a, lane_of(values, i, lanes), row, at + T.int32(i)),
+            )
+            g.store(a.out, result, row, at, lanes=lanes)
+
+
+@contextmanager
+def columns(width: int, lanes: int, tid: Any, threads: int) -> Iterator[Any]:
+    """The share of one thread of a row, in vectors of `lanes`: the same in every pass over it.
+
+    So a thread may read back what it has stored, without a barrier.
+    """
+    with g.strided(tid, width // lanes, threads) as i:
+        yield g.let(i * T.int32(lanes))
+
+
+def normalised(act: str, x: Any, weight: Any, row: Any, at: Any, scale: Any, lanes: int) -> Any:
+    """weight * round(x[row] * scale), rounded, of `lanes` columns."""
+    values = g.let(g.load(x, row, at, lanes=lanes))
+    weights = g.let(g.load(weight, at, lanes=lanes))
+
+    def value(i: int) -> Any:
+        unit = g.rounded(act, g.let(lane_of(values, i, lanes) * scale))
+        return g.rounded(act, g.let(lane_of(weights, i, lanes) * unit))
+
+    return g.let(lane_by_lane(lanes, value))

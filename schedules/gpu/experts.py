@@ -10,13 +10,16 @@ from k3tvm.relax_models.operators import ExpertLinear, ExpertSort
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.products import BLOCK, Weights, weights_of
 from k3tvm.schedules.gpu.products_few import Team, matvec, threads_of
-from k3tvm.schedules.gpu.products_many import THREADS, Tile, matmul
+from k3tvm.schedules.gpu.products_many import THREADS, Tile, fits, matmul
 from k3tvm.schedules.profile import GpuProfile
-from k3tvm.schedules.registry import schedule
+from k3tvm.schedules.registry import Refusal, schedule
 
 Expr = Any
 
-FEW = 2  # below this many pairs per expert, on average, each pair reads its weights for itself
+# Pairs per expert, on average, below which
+ALONE = 0.5  # each pair reads its weights for itself
+FEW = 12  # chunks of a few pairs do, else tiles
+CHUNK = 4
 HEIGHT, WIDTH = 32, 64  # pairs and weight rows of a tile
 
 
@@ -54,32 +57,65 @@ def expert_sort_gpu(op: ExpertSort, p: GpuProfile, a: SimpleNamespace) -> None:
 )
 def expert_linear_gpu(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace) -> None:
     """The path depends on the number of rows alone, never on their routing."""
+    if not fits(p, HEIGHT, WIDTH):
+        raise Refusal(f"{THREADS} threads with staged tiles of {HEIGHT} x {WIDTH} do not fit")
     weights = weights_of(op.fmt, op.k, p, a)
-    with T.If(a.n * T.int32(op.top_k) < T.int32(FEW * op.experts)):
+    pairs = a.n * T.int32(op.top_k)
+    with T.If(T.Or(a.n == T.int32(1), pairs < T.int32(int(ALONE * op.experts)))):
         with T.Then():
-            _few(op, p, a, weights)
-        with T.Else():
-            _many(op, a, weights)
+            _few(op, p, a, weights, 1)
+        with T.Else(), T.If(pairs < T.int32(FEW * op.experts)):
+            with T.Then():
+                _few(op, p, a, weights, CHUNK)
+            with T.Else():
+                _many(op, a, weights)
 
 
-def _few(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace, weights: Weights) -> None:
-    """A workgroup for each pair and block; pairs of one expert are neighbours and share caches."""
+def _few(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace, weights: Weights, count: int) -> None:
+    """A workgroup for each pair and block, which also does the next pairs of its expert.
+
+    Pairs that others do have no work. Neighbouring workgroups share an expert and thereby caches.
+    """
     blocks, threads = -(-op.rows // BLOCK), threads_of(weights, p)
     pairs = a.n * T.int32(op.top_k)
     with g.groups(pairs * T.int32(blocks), threads) as (task, tid):
-        block = g.let(T.truncdiv(task, pairs))
-        pair = T.Bind(_at(op, a.order, g.let(T.truncmod(task, pairs))))
-        row, choice = _split(op, pair)
-        expert = T.Bind(a.chosen[row, choice])
+        block, first = g.let(T.truncdiv(task, pairs)), g.let(T.truncmod(task, pairs))
+        expert = T.Bind(_at(op, a.chosen, T.Bind(_at(op, a.order, first))))
+        team, lead = Team(weights, threads, tid), (expert, block)
+        if count == 1:
+            _chunk(op, a, team, lead, 1, first, first + T.int32(1))
+            return
+        begin, end = T.Bind(a.first[expert]), T.Bind(a.first[expert + T.int32(1)])
+        with g.when((first - begin) % T.int32(count) == T.int32(0)):
+            _chunk(op, a, team, lead, count, first, end)
 
-        def finish(_: Expr, lane: Expr, value: Expr) -> None:
-            with g.when(block * T.int32(BLOCK) + lane < T.int32(op.rows)):
-                _store(op, a, row, choice, block * T.int32(BLOCK) + lane, value)
 
-        def x(i: int, k: Expr, lanes: int) -> Expr:
-            return g.load(a.x, row, _column(op, choice, k), lanes=lanes)
+def _chunk(
+    op: ExpertLinear,
+    a: SimpleNamespace,
+    team: Team,
+    lead: tuple[Expr, Expr],
+    count: int,
+    first: Expr,
+    end: Expr,
+) -> None:
+    """Pairs first ... first + count - 1 in expert order, as far as they are before `end`."""
 
-        matvec(Team(weights, threads, tid), (expert, block), x, 1, finish)
+    def pair(i: Expr) -> tuple[Expr, Expr]:
+        return _split(op, T.Bind(_at(op, a.order, g.let(T.min(first + i, end - T.int32(1))))))
+
+    places = [pair(T.int32(i)) for i in range(count)]
+
+    def x(i: int, k: Expr, lanes: int) -> Expr:
+        row, choice = places[i]
+        return g.load(a.x, row, _column(op, choice, k), lanes=lanes)
+
+    def finish(i: Expr, lane: Expr, value: Expr) -> None:
+        column = g.let(lead[1] * T.int32(BLOCK) + lane)
+        with g.when(T.And(column < T.int32(op.rows), first + i < end)):
+            _store(op, a, *pair(i), column, value)
+
+    matvec(team, lead, x, count, finish)
 
 
 def _many(op: ExpertLinear, a: SimpleNamespace, weights: Weights) -> None:

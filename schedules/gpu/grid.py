@@ -215,16 +215,40 @@ def floats(value: float) -> Expr:
 
 def rounded(act: str, value: Expr) -> Expr:
     """A float32 value as the activation dtype holds it: unchanged for "float32"."""
-    if act == "float16":
-        return cast(cast(value, "float16"), "float32")
-    if act != "bfloat16":
-        return value
+    rounding = {"float32": lambda value: value, "bfloat16": round_bf16, "float16": round_f16}
+    return rounding[act](value)
+
+
+def round_bf16(value: Expr) -> Expr:
+    """Round float32 to the nearest bfloat16, ties to even; infinities and NaN keep their kind."""
     u = let(bits(value, "uint32"))
     odd = T.bitwise_and(u >> T.uint32(16), T.uint32(1))
     nearest = T.bitwise_and(u + T.uint32(0x7FFF) + odd, T.uint32(0xFFFF0000))
     # infinities and NaN keep their bits; compared as signed, since TVM mistreats unsigned == 0
     exponent = cast(T.bitwise_and(u >> T.uint32(23), T.uint32(255)), "int32")
     return bits(T.Select(exponent < T.int32(255), nearest, u), "float32")
+
+
+def round_f16(value: Expr) -> Expr:
+    """Round float32 to the nearest float16, ties to even; infinities and NaN keep their kind.
+
+    By integers, not by converting there and back: drivers may drop such a pair, and Mesa does.
+    """
+    u = let(bits(value, "uint32"))
+    sign = T.bitwise_and(u, T.uint32(0x80000000))
+    size = let(cast(T.bitwise_and(u, T.uint32(0x7FFFFFFF)), "int32"))
+    # bits that float16 has no room for: 13, and more below 2^-14, where its numbers are fixed point
+    tiny = T.max(T.int32(113) - (size >> T.int32(23)), T.int32(0))
+    drop = let(T.int32(13) + T.min(tiny, T.int32(10)))
+    odd = T.bitwise_and(size >> drop, T.int32(1))
+    carried = let(size + (T.int32(1) << (drop - T.int32(1))) - T.int32(1) + odd)
+    near = let((carried >> drop) << drop)
+    # below 2^-24 that or zero, a tie to zero
+    smallest = T.Select(size > T.int32(0x33000000), T.int32(0x33800000), T.int32(0))
+    near = let(T.Select(size < T.int32(0x33800000), smallest, near))
+    near = let(T.Select(near >= T.int32(0x47800000), T.int32(0x7F800000), near))  # 2^16: infinity
+    near = let(T.Select(size > T.int32(0x7F800000), size, near))  # NaN stays
+    return bits(T.bitwise_or(cast(near, "uint32"), sign), "float32")
 
 
 def sum_of(values: Buffer, thread: Expr, threads: int) -> Expr:

@@ -19,6 +19,7 @@ from typing import Any
 from k3tvm._tvm import T
 from k3tvm.relax_models.operators import KdaChunk
 from k3tvm.schedules.gpu import grid as g
+from k3tvm.schedules.gpu.chunks import find_chunk, most_chunks
 from k3tvm.schedules.kda_step import L2_EPS
 
 ROWS = 16  # of a chunk, whatever the length of the sequence: results must not depend on it
@@ -77,21 +78,17 @@ class _Pairs:
 def pair_launch(op: KdaChunk, a: SimpleNamespace) -> Any:
     """Launch the kernel; returns the device memory [n, heads, ROW_WIDTH] that it fills."""
     result = g.workspace((a.n, op.heads, ROW_WIDTH))
-    # a sequence has at most one chunk that is not full
-    chunks = g.let(a.n // T.int32(ROWS) + a.m)
-    with g.groups(chunks * T.int32(op.heads), THREADS) as (group, tid):
+    with g.groups(most_chunks(a, ROWS) * T.int32(op.heads), THREADS) as (group, tid):
         head, chunk = g.let(group % T.int32(op.heads)), g.let(group // T.int32(op.heads))
         inputs, shares = g.shared(3 * ROWS * (8 * TEAM + 4)), g.shared(SUMS * (TEAM + 1))
         norms, scales = g.shared(THREADS), g.shared(3 * ROWS)
         pairs, solved = g.shared(2 * ROWS * ROWS), g.shared(ROWS * ROWS)
-        s, local = find_chunk(a, chunk)
+        s, local = find_chunk(a, chunk, ROWS)
         with g.when(s[0] >= T.int32(0)):
             offset = g.let(local[0] * T.int32(ROWS))
             start = g.let(a.seqs[s[0], T.int32(1)] + offset)
             count = g.let(T.min(a.seqs[s[0], T.int32(2)] - offset, T.int32(ROWS)))
-            t = _Pairs(
-                op, a, start, count, head, tid, inputs, shares, norms, scales, pairs, solved
-            )
+            t = _Pairs(op, a, start, count, head, tid, inputs, shares, norms, scales, pairs, solved)
             _add_pairs(t)
             _read_scales(t)
             with g.strided(tid, SUMS, THREADS) as entry:
@@ -100,19 +97,6 @@ def pair_launch(op: KdaChunk, a: SimpleNamespace) -> Any:
             _solve(t)
             _store(t, result)
     return result
-
-
-def find_chunk(a: SimpleNamespace, chunk: Any) -> tuple[Any, Any]:
-    """Variables: the sequence that has the chunk of this number, or -1; the number within it."""
-    sequence, rest = g.variable(-1, "int32"), g.variable(chunk)
-    with g.serial(a.m) as s:
-        chunks = g.let((a.seqs[s, T.int32(2)] + T.int32(ROWS - 1)) // T.int32(ROWS))
-        with g.when(sequence[0] < T.int32(0)), T.If(rest[0] < chunks):
-            with T.Then():
-                g.put(sequence, s)
-            with T.Else():
-                g.put(rest, rest[0] - chunks)
-    return sequence, rest
 
 
 def _add_pairs(t: _Pairs) -> None:

@@ -19,57 +19,12 @@ from k3tvm._tvm import T
 from k3tvm.relax_models.operators import KdaChunk, KdaStep
 from k3tvm.schedules.gpu import functions as f
 from k3tvm.schedules.gpu import grid as g
+from k3tvm.schedules.gpu.kda_split import Split, split_of
 from k3tvm.schedules.kda_step import L2_EPS
 from k3tvm.schedules.profile import GpuProfile
-from k3tvm.schedules.registry import Refusal, schedule
+from k3tvm.schedules.registry import schedule
 
-REGISTERS = 64  # state values of a thread; with them it stays below 128 registers
 PARTS = 16  # threads that share each sum over the key width
-
-
-@dataclass(frozen=True)
-class Split:
-    """How a state [key_dim, value_dim] lies in the registers of a workgroup.
-
-    lanes: neighbouring columns of a thread. columns: threads side by side. bands: threads that
-    share the columns. rows: rows of a thread. tiles: workgroups that share the head.
-    """
-
-    lanes: int
-    columns: int
-    bands: int
-    rows: int
-    tiles: int
-
-    @property
-    def threads(self) -> int:
-        """Threads of a workgroup."""
-        return self.columns * self.bands
-
-    @property
-    def width(self) -> int:
-        """Columns of a workgroup."""
-        return self.columns * self.lanes
-
-
-def power_above(n: int) -> int:
-    """The smallest power of two that is not below n."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def split_of(op: KdaStep | KdaChunk, p: GpuProfile) -> Split:
-    """The widest tile of columns whose state fits the registers; Refusal when none does."""
-    lanes = 4 if op.value_dim % 4 == 0 else 1
-    most = min(256, p.threads)
-    columns = min(power_above(-(-op.value_dim // lanes)), 128 // lanes, most)
-    while columns:
-        bands = min(most // columns, power_above(op.key_dim))
-        rows = -(-op.key_dim // bands)
-        if rows * lanes <= REGISTERS:
-            tiles = -(-op.value_dim // (columns * lanes))
-            return Split(lanes, columns, bands, rows, tiles)
-        columns //= 2
-    raise Refusal(f"key_dim {op.key_dim}: a column must fit {REGISTERS * most // lanes} registers")
 
 
 @schedule(KdaStep, "gpu", "one workgroup per head of a sequence, its state in registers")
@@ -284,7 +239,10 @@ class Head:
         g.barrier()
 
     def _update(self) -> None:
-        """S = diag(decay) S + key write; the last look at shared memory of this token."""
+        """S = diag(decay) S + key write.
+
+        No barrier follows: the next token stores undecayed vectors first, which nobody reads here.
+        """
         lanes = self.split.lanes
         write = g.let(g.load(self.write, self.column, lanes=lanes))
         for i in range(self.split.rows):
@@ -293,4 +251,3 @@ class Head:
             decay = g.splat(g.let(self.vector(3, row)), lanes)
             s = g.load(self.state, i * lanes, lanes=lanes)
             g.store(self.state, decay * s + key * write, i * lanes, lanes=lanes)
-        g.barrier()

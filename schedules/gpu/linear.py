@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,32 +12,35 @@ from k3tvm.relax_models.operators import Linear
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.products import BLOCK, Weights, weights_of
 from k3tvm.schedules.gpu.products_few import Team, matvec, threads_of
-from k3tvm.schedules.gpu.products_many import THREADS, Tile, matmul
+from k3tvm.schedules.gpu.products_many import THREADS, Tile, fits, matmul
 from k3tvm.schedules.profile import GpuProfile
-from k3tvm.schedules.registry import schedule
+from k3tvm.schedules.registry import Refusal, schedule
 
 Expr = Any
 Emit = Callable[[], None]
 
-FEW = 8  # up to this many rows there is no need for tiles
+FEW = 16  # up to this many rows there is no need for tiles
 CHUNK = 4  # rows that share one reading of the weights there
 LOW, HIGH = (32, 32), (64, 64)  # rows of x and of the weight in a tile
-SOME = 32  # up to this many rows the small tiles, of which there are more
+BUSY = 256  # workgroups that keep a large device busy; the large tiles wait for as many
+MOST = 4096  # rows of x by which there must be so many, else there are no large tiles
 
 
 @schedule(Linear, "gpu", "few rows: 16 weight rows a workgroup, k shared out; many: staged tiles")
 def linear_gpu(op: Linear, p: GpuProfile, a: SimpleNamespace) -> None:
-    """The path depends on the number of rows alone."""
+    """The path depends on the number of rows alone; both sizes of tiles give the same bits."""
     weights = weights_of(op.fmt, op.k, p, a)
-    _branch(
-        a.n,
-        [
-            (1, lambda: _few(op, p, a, weights, 1)),
-            (FEW, lambda: _few(op, p, a, weights, CHUNK)),
-            (SOME, lambda: _many(op, a, weights, *LOW)),
-        ],
-        lambda: _many(op, a, weights, *HIGH),
-    )
+    if not fits(p, *LOW):
+        raise Refusal(f"{THREADS} threads with staged tiles of {LOW[0]} x {LOW[1]} do not fit")
+    cases: list[tuple[int, Emit]] = [
+        (1, partial(_few, op, p, a, weights, 1)),
+        (FEW, partial(_few, op, p, a, weights, CHUNK)),
+    ]
+    low = partial(_many, op, a, weights, *LOW)
+    most_low = max(LOW[0], HIGH[0] * BUSY // (op.groups * -(-op.rows // HIGH[1])))
+    if most_low > MOST or not fits(p, *HIGH):
+        return _branch(a.n, cases, low)
+    _branch(a.n, [*cases, (most_low, low)], partial(_many, op, a, weights, *HIGH))
 
 
 def _branch(n: Expr, cases: list[tuple[int, Emit]], last: Emit) -> None:

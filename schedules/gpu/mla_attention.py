@@ -16,28 +16,28 @@ from typing import Any
 
 from k3tvm._tvm import T
 from k3tvm.relax_models.operators import MlaAttention
-from k3tvm.schedules.gpu import functions as f
 from k3tvm.schedules.gpu import grid as g
+from k3tvm.schedules.gpu.mla_parts import (
+    GROUPS,
+    add_parts,
+    joined_softmax,
+    keep_softmax,
+    keep_sums,
+    room_for,
+)
 from k3tvm.schedules.gpu.mla_steps import (
-    LOWEST,
     Softmax,
     absorb,
-    across,
-    add_values,
-    each_sum,
     new_softmax,
-    new_sums,
-    rescale,
     round_shares,
     score_keys,
     shared_pair,
 )
+from k3tvm.schedules.gpu.mla_sums import Sums, add_values, each_sum, new_sums, rescale
 from k3tvm.schedules.gpu.mla_tile import KEYS, Shape, Tile, shape_of, tile_of, tiles_of
 from k3tvm.schedules.profile import GpuProfile
 
-GROUPS = 512  # workgroups that keep a large device busy: fewer tiles are split into parts
-PART = 256  # keys of a part at least
-BEST, TOTAL = 0, 1
+PART = 2 * KEYS  # keys of a part at least
 
 
 def attention(op: MlaAttention, p: GpuProfile, a: SimpleNamespace) -> None:
@@ -67,16 +67,13 @@ def _whole(op: MlaAttention, shape: Shape, a: SimpleNamespace, tiles: Any) -> No
 def _split(op: MlaAttention, shape: Shape, a: SimpleNamespace, tiles: Any) -> None:
     parts = T.max(T.int32(GROUPS) // tiles, T.int32(1))
     pairs = a.n * T.int32(op.heads)
-    sums = g.workspace((parts, pairs, op.rank))
-    softmaxes = g.workspace((parts, pairs, 2))
-    used = g.workspace((pairs,), "int32")  # parts of each pair that have keys
-    room = SimpleNamespace(sums=sums, softmaxes=softmaxes, used=used)
+    room = room_for(op, parts, pairs)
     if op.act == "float32":
         _over_parts(op, shape, a, tiles, parts, room, _attend_part)
     else:
         _over_parts(op, shape, a, tiles, parts, room, _gather_part)
         _over_parts(op, shape, a, tiles, parts, room, _weigh_part)
-    _add_parts(op, shape, a, pairs, room)
+    add_parts(op, shape, a, pairs, room)
 
 
 def _over_parts(
@@ -110,27 +107,27 @@ def _over_parts(
 def _attend_part(t: Tile, part: Any, start: Any, stop: Any, room: SimpleNamespace) -> None:
     softmax, sums = new_softmax(), new_sums(t)
     _attend(t, softmax, sums, start, stop)
-    _keep_softmax(t, part, softmax, room)
-    _keep_sums(t, part, sums, room)
+    keep_softmax(t, part, softmax, room)
+    keep_sums(t, part, sums, room)
 
 
 def _gather_part(t: Tile, part: Any, start: Any, stop: Any, room: SimpleNamespace) -> None:
     softmax = new_softmax()
     _gather(t, softmax, start, stop)
-    _keep_softmax(t, part, softmax, room)
+    keep_softmax(t, part, softmax, room)
 
 
 def _weigh_part(t: Tile, part: Any, start: Any, stop: Any, room: SimpleNamespace) -> None:
     sums = new_sums(t)
-    _weigh(t, _joined_softmax(t, room), sums, start, stop)
-    _keep_sums(t, part, sums, room)
+    _weigh(t, joined_softmax(t, room), sums, start, stop)
+    keep_sums(t, part, sums, room)
 
 
 def _blocks(start: Any, stop: Any) -> Any:
     return g.serial((stop - start + T.int32(KEYS - 1)) // T.int32(KEYS))
 
 
-def _attend(t: Tile, softmax: Softmax, sums: Any, start: Any, stop: Any) -> None:
+def _attend(t: Tile, softmax: Softmax, sums: Sums, start: Any, stop: Any) -> None:
     """float32: one pass over the keys; sums are rescaled when a larger score turns up."""
     with _blocks(start, stop) as block:
         first = g.let(start + block * T.int32(KEYS))
@@ -147,7 +144,7 @@ def _gather(t: Tile, softmax: Softmax, start: Any, stop: Any) -> None:
         absorb(t, softmax, shares=False)
 
 
-def _weigh(t: Tile, softmax: Softmax, sums: Any, start: Any, stop: Any) -> None:
+def _weigh(t: Tile, softmax: Softmax, sums: Sums, start: Any, stop: Any) -> None:
     """The sum under a finished softmax."""
     with _blocks(start, stop) as block:
         first = g.let(start + block * T.int32(KEYS))
@@ -156,11 +153,12 @@ def _weigh(t: Tile, softmax: Softmax, sums: Any, start: Any, stop: Any) -> None:
         add_values(sums, first, g.let(T.min(stop - first, T.int32(KEYS))))
 
 
-def _write_out(t: Tile, softmax: Softmax, sums: Any) -> None:
+def _write_out(t: Tile, softmax: Softmax, sums: Sums) -> None:
     """out = sums / total of the softmax, unless the shares were divided already."""
     lanes = t.shape.lanes
     if t.op.act == "float32":
         pair, lane = shared_pair(t)
+        g.barrier()  # all have rescaled their sums
         with g.when(lane == T.int32(0)):
             g.store(t.memory.factors, softmax.total[0], pair)
         g.barrier()
@@ -175,84 +173,3 @@ def _write_out(t: Tile, softmax: Softmax, sums: Any) -> None:
         g.store(t.a.out, g.load(cell, 0, lanes=lanes), t.memory.rows[pair], at, lanes=lanes)
 
     each_sum(sums, write)
-
-
-def _keep_softmax(t: Tile, part: Any, softmax: Softmax, room: SimpleNamespace) -> None:
-    pair, lane = shared_pair(t)
-    with g.when(T.And(lane == T.int32(0), pair < t.pairs)):
-        g.store(room.softmaxes, softmax.best[0], part, t.first + pair, BEST)
-        g.store(room.softmaxes, softmax.total[0], part, t.first + pair, TOTAL)
-
-
-def _keep_sums(t: Tile, part: Any, sums: Any, room: SimpleNamespace) -> None:
-    lanes = t.shape.lanes
-
-    def keep(pair: Any, column: Any, cell: Any) -> None:
-        value = g.load(cell, 0, lanes=lanes)
-        g.store(room.sums, value, part, t.first + pair, column, lanes=lanes)
-
-    each_sum(sums, keep)
-
-
-def _joined_softmax(t: Tile, room: SimpleNamespace) -> Softmax:
-    """The softmax over all parts, of the pair that this thread shares."""
-    place, lane = shared_pair(t)
-    pair = g.variable(t.first + T.min(place, t.pairs - T.int32(1)))
-    used = g.let(room.used[pair[0]])
-    best, total = g.variable(LOWEST), g.variable(0.0)
-    with g.strided(lane, used, t.shape.sharers) as part:
-        g.put(best, T.max(best[0], room.softmaxes[part, pair[0], T.int32(BEST)]))
-    g.put(best, across(t, best[0], T.max))
-    with g.strided(lane, used, t.shape.sharers) as part:
-        grow = f.exp(room.softmaxes[part, pair[0], T.int32(BEST)] - best[0])
-        g.put(total, total[0] + room.softmaxes[part, pair[0], T.int32(TOTAL)] * grow)
-    g.put(total, across(t, total[0], lambda x, y: x + y))
-    return Softmax(best, total)
-
-
-def _add_parts(
-    op: MlaAttention, shape: Shape, a: SimpleNamespace, pairs: Any, room: SimpleNamespace
-) -> None:
-    """out = the parts of each pair, in order, each under the maximum of all."""
-    lanes = shape.lanes
-    vectors = op.rank // lanes
-    threads = 64 if vectors <= 64 else 128
-    with g.groups(pairs, threads) as (pair, tid):
-        factors, maxima = g.shared(GROUPS), g.shared(threads)
-        used = g.let(room.used[pair])
-        exact = op.act != "float32"
-        if not exact:
-            _part_factors(pair, used, tid, threads, room, factors, maxima)
-        row, head = g.let(pair // T.int32(op.heads)), g.let(pair % T.int32(op.heads))
-        with g.strided(tid, vectors, threads) as i:
-            column = g.let(i * T.int32(lanes))
-            total = g.variable(g.splat(0.0, lanes))
-            with g.serial(used) as part:
-                value = g.load(room.sums, part, pair, column, lanes=lanes)
-                if not exact:
-                    value = value * g.splat(g.let(factors[part]), lanes)
-                g.store(total, g.load(total, 0, lanes=lanes) + value, 0, lanes=lanes)
-            for k in range(lanes):
-                g.put(total, g.rounded(op.act, g.let(total[k])), k)
-            at = head * T.int32(op.rank) + column
-            g.store(a.out, g.load(total, 0, lanes=lanes), row, at, lanes=lanes)
-
-
-def _part_factors(
-    pair: Any, used: Any, tid: Any, threads: int, room: SimpleNamespace, factors: Any, partial: Any
-) -> None:
-    """factors[part] = exp(maximum of the part - maximum of all) / total of all."""
-    best, total = g.variable(LOWEST), g.variable(0.0)
-    with g.strided(tid, used, threads) as part:
-        g.put(best, T.max(best[0], room.softmaxes[part, pair, T.int32(BEST)]))
-    g.store(partial, best[0], tid)
-    g.put(best, g.max_of(partial, tid, threads))
-    with g.strided(tid, used, threads) as part:
-        grow = f.exp(room.softmaxes[part, pair, T.int32(BEST)] - best[0])
-        g.store(factors, grow, part)
-        g.put(total, total[0] + room.softmaxes[part, pair, T.int32(TOTAL)] * grow)
-    g.store(partial, total[0], tid)
-    g.put(total, g.sum_of(partial, tid, threads))
-    with g.strided(tid, used, threads) as part:
-        g.store(factors, factors[part] / total[0], part)
-    g.barrier()

@@ -21,6 +21,7 @@ from k3tvm.schedules.registry import Refusal
 KEYS = 64  # keys of one block: one step of the softmax
 DEPTH = 32  # columns of queries and keys that are in shared memory at a time
 PAD = 4  # columns after each row in shared memory, so that rows begin in different banks
+SCORES = KEYS + PAD  # places of one pair's scores
 KEY_LANES = 16  # threads that share the keys of a block in the scores
 COLUMN_LANES = 64  # threads that share the columns of the sum
 MOST_SUMS = 64  # registers for a thread's part of the weighted sum
@@ -106,7 +107,7 @@ def shared_memory(shape: Shape) -> SimpleNamespace:
         rows=g.shared(shape.pairs, "int32"),
         heads=g.shared(shape.pairs, "int32"),
         seen=g.shared(shape.pairs, "int32"),
-        scores=g.shared(shape.pairs * (KEYS + PAD)),
+        scores=g.shared(shape.pairs * SCORES),
         query=g.shared(shape.pairs * width),
         key=g.shared(KEYS * width),
         factors=g.shared(shape.pairs),

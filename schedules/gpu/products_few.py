@@ -16,14 +16,6 @@ Load = Callable[[int, Expr, int], Expr]  # (which row of x, first k, lanes)
 Finish = Callable[[Expr, Expr, Expr], None]  # (which row of x, row of the block, value)
 
 
-def threads_of(weights: Weights, p: GpuProfile) -> int:
-    """Threads that share a block: up to 256, each with a unit of 16 bytes at least where it can."""
-    threads = 32
-    while threads * 2 <= min(256, p.threads) and threads < weights.units * weights.quads:
-        threads *= 2
-    return threads
-
-
 @dataclass(frozen=True)
 class Team:
     """The threads of a workgroup: `quads` of them read a step of k, `parts` steps at a time."""
@@ -37,10 +29,18 @@ class Team:
         """Steps of k that are read at the same time."""
         return self.threads // self.weights.quads
 
-    @property
-    def batch(self) -> int:
-        """Units that a thread loads before it uses the first."""
-        return 2 if self.weights.fmt == "mxfp4" else 4
+
+def batch_of(weights: Weights) -> int:
+    """Units that a thread loads before it uses the first, to wait for memory once."""
+    return 2 if weights.fmt == "mxfp4" else 4
+
+
+def threads_of(weights: Weights, p: GpuProfile) -> int:
+    """Threads that share a block: up to 256, as long as each has a batch of units to itself."""
+    units, threads = weights.units * weights.quads, 32
+    while threads * 2 <= min(256, p.threads) and threads * batch_of(weights) < units:
+        threads *= 2
+    return threads
 
 
 def matvec(team: Team, lead: Sequence[Expr], x: Load, count: int, finish: Finish) -> None:
@@ -78,11 +78,11 @@ def _accumulate(
     team: Team, lead: Sequence[Expr], x: Load, count: int, total: Any, part: Expr, quad: Expr
 ) -> None:
     """total[i][row] over this thread's steps part, part + parts, ...: batches, then the rest."""
-    units, stride = team.weights.units, team.parts * team.batch
+    units, stride = team.weights.units, team.parts * batch_of(team.weights)
     with g.serial(units // stride) as turn:
         steps = [
             g.let(turn * T.int32(stride) + T.int32(u * team.parts) + part)
-            for u in range(team.batch)
+            for u in range(batch_of(team.weights))
         ]
         loaded = [team.weights.unit(lead, step, quad) for step in steps]
         for step, unit in zip(steps, loaded, strict=True):

@@ -14,6 +14,7 @@ from typing import Any
 from k3tvm._tvm import T
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.products import BLOCK, GROUP, Weights, e2m1, high_half, low_half
+from k3tvm.schedules.profile import GpuProfile
 
 Expr = Any
 Source = Any  # where a row of x is, as the operator says it
@@ -59,6 +60,11 @@ class Tile:
     def block(self, i: Expr) -> Expr:
         """Block i of this workgroup; past the end it is the last again, and never stored."""
         return T.min(self.first + i, T.int32(self.blocks - 1))
+
+
+def fits(p: GpuProfile, height: int, width: int) -> bool:
+    """Whether a device has the threads and the shared memory for tiles of this size."""
+    return p.threads >= THREADS and p.shared_bytes >= (height + width) * PITCH * 16
 
 
 def matmul(tile: Tile, finish: Finish) -> None:

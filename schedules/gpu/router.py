@@ -110,13 +110,15 @@ def _mask_groups(r: Row, sums: Any) -> None:
     for i in range(r.held):
         with g.when(r.expert(i) < T.int32(r.op.experts)):
             group = g.let(r.expert(i) // T.int32(size))
-            own = g.let(sums[group])
-            before = _count(
-                r.op.groups,
-                lambda j, own=own, group=group: _precedes(sums[j], own, j < group),
-            )
+            before = _count(r.op.groups, _earlier_group(sums, group))
             with g.when(before[0] >= T.int32(r.op.keep)):
                 g.put(r.ranks, T.int32(OUTSIDE), i)
+
+
+def _earlier_group(sums: Any, group: Any) -> Callable[[Any], Any]:
+    """Whether group j comes before `group`, as a function of j."""
+    own = g.let(sums[group])
+    return lambda j: _precedes(sums[j], own, j < group)
 
 
 def _pick_or_least(r: Row, e: Any) -> Any:

@@ -30,6 +30,17 @@ layout(local_size_x = 64) in;
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer U { uint d[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) buffer D { double d[]; };
 """
+# Prints what a user would be told.
+TOLD = """
+import sys
+from k3tvm.errors import DeviceError
+try:
+    {0}
+except DeviceError as error:
+    sys.stdout.write(f"{{type(error).__name__}}: {{error}}")
+"""
+USE = "import numpy as np; from tests.vulkan.rig import mix, rig, spin, function\n"
+PUT = USE + "    rig({0}).memory.put(np.zeros(64, 'uint32'))"
 PUSHED = "layout(push_constant, scalar) uniform Arguments {{ {0} }};\n"
 BLOCK = (
     "layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer A {{ {0} }};\n"
@@ -118,3 +129,10 @@ def in_process(code: str, **environment: str) -> subprocess.CompletedProcess[str
         text=True,
         timeout=120,
     )
+
+
+def told(done: subprocess.CompletedProcess[str]) -> str:
+    """What a process wrote, on one line; it must have ended well."""
+    assert done.returncode == 0, done.stderr
+    assert "\n" not in done.stdout
+    return done.stdout

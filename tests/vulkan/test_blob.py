@@ -8,7 +8,7 @@ import pytest
 
 from k3tvm.errors import BundleError, TargetError
 from k3tvm.schedules.profile import GpuProfile
-from k3tvm.vulkan.limits import check_kernel, profile_of
+from k3tvm.vulkan.limits import check_grid, check_kernel, profile_of
 from k3tvm.vulkan.module import KernelInfo, read_module, write_module
 from tests.vulkan.shaders import PROFILE, target
 
@@ -69,6 +69,12 @@ def test_kernel_beyond_the_target_names_need_and_limit(change, words):
     check_kernel(KERNEL, ROOMY)
     with pytest.raises(TargetError, match=words):
         check_kernel(KERNEL, dataclasses.replace(ROOMY, **change))
+
+
+def test_launch_beyond_the_target_is_refused_when_compiled():
+    check_grid("gemv", (65535, 1, 0), ROOMY)
+    with pytest.raises(TargetError, match="gemv: needs 65536 workgroups in y, roomy has 65535"):
+        check_grid("gemv", (1, 65536, 0), ROOMY)
 
 
 def test_target_of_tvm_says_the_same_as_the_profile():

@@ -58,9 +58,7 @@ EXPRESSIONS = {
     "nan": (real(float("nan")), "uintBitsToFloat(0x7fc00000u)"),
     "half_is_rounded": (real(0.1, "float16"), "float16_t(0.0999755859)"),
     "double": (real(0.1, "float64"), "0.1lf"),
-    "unsigned_division": (X.FloorDiv(U, U), "(u / u)"),
-    "floor_division": (X.FloorDiv(A, B), "k3_fdiv(a, b)"),
-    "floor_mod": (X.FloorMod(A, B), "k3_fmod(a, b)"),
+    "unsigned_mod": (X.Mod(U, U), "(u % u)"),
     "truncated_mod": (X.Mod(A, B), "k3_tmod(a, b)"),
     "compare_vectors": (X.LT(V4, W4), "lessThan(v, w)"),
     "not_vector": (X.Not(M4), "not(m)"),
@@ -129,6 +127,7 @@ REFUSED = {
     "popcount": (X.popcount(L), "popcount of int64"),
     "atomic": (X.call_intrin("float32", "tirx.atomic_add", X.address_of(LOCAL[0]), F), "float32"),
     "undeclared": (LOCAL[0], "data was not declared"),
+    "kind": (X.FloorDiv(A, B), "FloorDiv"),
     "lanes": (X.Broadcast(F, 8), "8 lanes"),
     "string": (tvm.ir.StringImm("word"), "word"),
     "grid_barrier": (X.call_intrin("int32", "tirx.tvm_storage_sync", "global"), "global"),
@@ -191,4 +190,4 @@ def test_bare_only_drops_parentheses_around_all(text, want):
 def test_division_of_what_cannot_be_negative_is_plain():
     w = Writer()
     w.analyzer.bind(A, tvm.ir.Range.from_min_extent(0, 64))
-    assert expression(w, X.FloorMod(A, imm(7))) == "(a % 7)"
+    assert expression(w, X.Mod(A, imm(7))) == "(a % 7)"

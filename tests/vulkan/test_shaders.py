@@ -60,6 +60,27 @@ def through_memory(tx: Any, a: Any, b: Any) -> None:
     T.buffer_store(b, other[0] * T.float32(2), [tx])
 
 
+def state(tx: Any, a: Any, b: Any) -> None:
+    kept = local("float32", 1)
+    T.buffer_store(kept, b[tx], [0])
+    part = local("float32", N, "shared")
+    with T.serial(0, 3) as i:
+        T.buffer_store(part, a[(tx + i) % N], [tx])
+        T.evaluate(T.tvm_storage_sync("shared"))
+        T.buffer_store(kept, kept[0] + part[tx], [0])
+        T.evaluate(T.tvm_storage_sync("shared"))
+    T.buffer_store(b, kept[0], [tx])
+
+
+def around_a_loop(tx: Any, a: Any, b: Any) -> None:
+    with T.serial(0, 2) as i:
+        before = local("float32", 1)
+        T.buffer_store(before, b[N - 1 - tx], [0])
+        T.evaluate(T.tvm_storage_sync("shared"))
+        T.buffer_store(b, before[0] + a[tx] * T.cast(i, "float32"), [tx])
+        T.evaluate(T.tvm_storage_sync("shared"))
+
+
 def vectors(tx: Any, a: Any, b: Any) -> None:
     T.buffer_store(b, a[ramp(tx * 4, 4)] * T.broadcast(T.float32(3), 4), [ramp(tx * 4, 4)])
 
@@ -179,6 +200,15 @@ KERNELS = {
         ("coherent buffer At_float32", "memoryBarrierBuffer();\n  barrier();"),
         lambda x: 2 * x[::-1],
     ),
+    "device_memory_around_a_loop": Kernel(
+        around_a_loop, ("coherent buffer At_float32", "memoryBarrierBuffer"), lambda x: x
+    ),
+    "state_is_no_exchange": Kernel(
+        state,
+        ("barrier();",),
+        lambda x: x + np.roll(x, -1) + np.roll(x, -2),
+        never=("coherent", "memoryBarrier"),
+    ),
     "aligned_vectors": Kernel(vectors, ("R_float32x4(",), lambda x: 3 * x, count=N // 4),
     "wide_vectors": Kernel(
         wide_vectors, ("In_float32x4(",), lambda x: 2 * x, count=N // 8, never=("float32x8",)
@@ -278,7 +308,7 @@ def test_scalars_of_every_type_arrive():
 def test_kinds_and_access_tell_what_is_written():
     made = shader(function(threads(shared_sum), F32, F32))
     assert sorted(made.kinds) == ["P", "p"]
-    assert made.local_size == (N, 1, 1)
+    assert (made.local_size, made.grid) == ((N, 1, 1), (1, 1, 1))
     assert made.shared_bytes == 4 * N
     assert "readonly restrict buffer In_float32" in made.source
 

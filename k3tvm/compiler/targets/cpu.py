@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k3tvm.errors import TargetError
 from k3tvm.runtime.cpu import NEEDS, cores, host_isa
-from k3tvm.schedules.profile import Isa, CpuProfile
+from k3tvm.schedules.profile import CpuProfile, Isa
 
 MCPU: dict[Isa, str] = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "portable": "x86-64"}
 MATTR: dict[Isa, tuple[str, ...]] = {"avx512": ("+avx512vnni", "+avx512vbmi")}  # beyond v4

@@ -150,8 +150,8 @@ def if_then_else(w: Writer, x: Any) -> str:
 def storage_sync(w: Writer, x: Any) -> str:
     """A barrier of the workgroup.
 
-    GLSL's barrier() orders shared memory. Device memory that a kernel both reads and writes is
-    ordered as well: its references are `coherent`, and a memory barrier comes first.
+    GLSL's barrier() orders shared memory. Where threads also hand values to each other through
+    device memory (`exchange.py`), its references are `coherent` and a memory barrier comes first.
     """
     scope = str(x.args[0].value)
     if scope == "warp":

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from k3tvm.vulkan.glsl.access import loads
 from k3tvm.vulkan.glsl.types import LANES, DType, UnsupportedError, type_of
-from k3tvm.vulkan.glsl.usage import loads
 from k3tvm.vulkan.glsl.writer import Emitter, Writer, bare, emits, expression
 
 COMPARE = {"LT": "<", "LE": "<=", "GT": ">", "GE": ">=", "EQ": "==", "NE": "!="}
@@ -91,27 +91,14 @@ def extremum(w: Writer, x: Any) -> str:
 
 @emits("Mod")
 def truncated_mod(w: Writer, x: Any) -> str:
-    """The remainder with the sign of the dividend; GLSL leaves % undefined below zero."""
-    return _integer_pair(w, x, "%", "k3_tmod")
+    """The remainder with the sign of the dividend; GLSL leaves % undefined below zero.
 
-
-@emits("FloorDiv")
-def floor_div(w: Writer, x: Any) -> str:
-    """The quotient rounded towards minus infinity."""
-    return _integer_pair(w, x, "/", "k3_fdiv")
-
-
-@emits("FloorMod")
-def floor_mod(w: Writer, x: Any) -> str:
-    """The remainder with the sign of the divisor."""
-    return _integer_pair(w, x, "%", "k3_fmod")
-
-
-def _integer_pair(w: Writer, x: Any, symbol: str, helper: str) -> str:
+    Division and remainder rounded down do not arrive here: TVM spells them with these two.
+    """
     kind, a, b = type_of(x), expression(w, x.a), expression(w, x.b)
     if kind.is_unsigned or (_not_negative(w, x.a) and _not_negative(w, x.b)):
-        return f"({a} {symbol} {b})"
-    return f"{w.helper(helper, kind)}({a}, {b})"
+        return f"({a} % {b})"
+    return f"{w.helper('k3_tmod', kind)}({a}, {b})"
 
 
 def _not_negative(w: Writer, node: Any) -> bool:

@@ -22,8 +22,6 @@ EXTENSIONS = (
     "GL_EXT_scalar_block_layout",
     "GL_EXT_shader_explicit_arithmetic_types",
 )
-
-
 BLOCK_EXTENSIONS = ("GL_EXT_buffer_reference_uvec2",)
 
 
@@ -33,7 +31,8 @@ class Shader:
 
     kinds: one letter per parameter (`module.KernelInfo`). block: arguments travel in a block of
     memory whose address is pushed. tags: launch parameters as indices into TAGS. local_size: the
-    workgroup. shared_bytes: its shared memory.
+    workgroup. grid: workgroups, where the kernel says how many, else 0. shared_bytes: shared memory
+    of a workgroup.
     """
 
     name: str
@@ -42,6 +41,7 @@ class Shader:
     block: bool
     tags: tuple[int, ...]
     local_size: tuple[int, int, int]
+    grid: tuple[int, int, int]
     shared_bytes: int
 
 
@@ -58,16 +58,20 @@ def _translate(name: str, function: Any, push_bytes: int) -> Shader:
     used = usage(function)
     # the definition of a variable is one occurrence
     w = Writer(used={v for v, count in used.variables.items() if count > 1})
-    w.device_barrier = used.synchronises and bool(used.read & used.written)
+    w.device_barrier = bool(used.exchanged)
     fields = [_parameter(w, p, used) for p in function.params]
     statement(w, function.body)
     block = _offsets(fields)[-1] > push_bytes
-    size = w.local_size["x"], w.local_size["y"], w.local_size["z"]
+    size, grid = _xyz(w.local_size), _xyz(w.grid)
     text = "\n".join(
         [*_head(w, size, block), *_arguments(fields, block), *w.shared, "", *_main(w, fields)]
     )
     kinds = "".join(f.kind for f in fields)
-    return Shader(name, text + "\n", kinds, block, _tags(function), size, w.shared_bytes)
+    return Shader(name, text + "\n", kinds, block, _tags(function), size, grid, w.shared_bytes)
+
+
+def _xyz(sizes: dict[str, int]) -> tuple[int, int, int]:
+    return sizes["x"], sizes["y"], sizes["z"]
 
 
 @dataclass(frozen=True)

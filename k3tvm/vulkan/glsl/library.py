@@ -24,26 +24,10 @@ class Helper:
 
 INTEGER = {
     "k3_tmod": Helper(2, "TYPE k3_tmod(TYPE a, TYPE b) { return a - (a / b) * b; }"),
-    "k3_fdiv": Helper(
-        2,
-        "TYPE k3_fdiv(TYPE a, TYPE b) {\n"
-        "  TYPE q = a / b, r = a - q * b;\n"
-        "  return (r != TYPE(0) && (r < TYPE(0)) != (b < TYPE(0))) ? q - TYPE(1) : q;\n"
-        "}",
-    ),
-    "k3_fmod": Helper(
-        2,
-        "TYPE k3_fmod(TYPE a, TYPE b) {\n"
-        "  TYPE r = a - (a / b) * b;\n"
-        "  return (r != TYPE(0) && (r < TYPE(0)) != (b < TYPE(0))) ? r + b : r;\n"
-        "}",
-    ),
 }
 
 FLOAT = {
     "k3_tmod": Helper(2, "TYPE k3_tmod(TYPE a, TYPE b) { return a - trunc(a / b) * b; }"),
-    "k3_fdiv": Helper(2, "TYPE k3_fdiv(TYPE a, TYPE b) { return floor(a / b); }"),
-    "k3_fmod": Helper(2, "TYPE k3_fmod(TYPE a, TYPE b) { return a - floor(a / b) * b; }"),
     "k3_exp": Helper(1, functions.EXP),
     "k3_log": Helper(1, functions.LOG),
     "k3_pow": Helper(2, functions.POW, needs=("k3_exp", "k3_log")),

@@ -20,7 +20,7 @@ WIDE = ("int64", "uint64")
 @emits("TensorLoad", "BufferLoad")
 def load(w: Writer, x: Any) -> str:
     """buffer[index], where a vector of indices gives a vector of elements."""
-    memory, index = w.memory_of(x.source), only_index(x.indices)
+    memory, index = accessed(w, x.source, x.indices)
     kind = memory.dtype.with_lanes(memory.dtype.lanes * type_of(index).lanes)
     text = _read(w, memory, index, kind)
     return f"{kind.glsl}({text})" if kind.base == "bool" and memory.space == "global" else text
@@ -32,6 +32,14 @@ def _read(w: Writer, memory: Memory, index: Any, kind: DType) -> str:
         return place(w, memory, index)
     parts = ", ".join(place_of_lane(w, memory, index, i) for i in range(count))
     return f"{kind.stored.glsl if memory.space == 'global' else kind.glsl}({parts})"
+
+
+def accessed(w: Writer, buffer: Any, indices: Any) -> tuple[Memory, Any]:
+    """The memory of a buffer and its index; one of vectors has one vector at a time."""
+    memory, index = w.memory_of(buffer), only_index(indices)
+    if memory.dtype.lanes > 1 and type_of(index).lanes > 1:
+        raise UnsupportedError(f"a vector of indices into {memory.name} of {memory.dtype}")
+    return memory, index
 
 
 def only_index(indices: Any) -> Any:
@@ -91,7 +99,7 @@ def place_of_lane(w: Writer, memory: Memory, index: Any, lane: int) -> str:
 
 def store(w: Writer, statement: Any) -> None:
     """Write buffer[index] = value; all of a vector is computed before any of it is written."""
-    memory, index = w.memory_of(statement.buffer), only_index(statement.indices)
+    memory, index = accessed(w, statement.buffer, statement.indices)
     if type_of(index).lanes <= WIDTH:
         _write(w, memory, index, _value(w, memory, statement.value), statement.value)
         return

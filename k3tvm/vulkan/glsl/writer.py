@@ -50,7 +50,8 @@ class Writer:
     matrices: dict[str, str] = field(default_factory=dict)
     shared: list[str] = field(default_factory=list)
     shared_bytes: int = 0
-    local_size: dict[str, int] = field(default_factory=lambda: {"x": 1, "y": 1, "z": 1})
+    local_size: dict[str, int] = field(default_factory=lambda: dict.fromkeys("xyz", 1))
+    grid: dict[str, int] = field(default_factory=lambda: dict.fromkeys("xyz", 1))
     used: set[Any] = field(default_factory=set)
     splitter: Splitter = field(default_factory=Splitter)
     device_barrier: bool = False

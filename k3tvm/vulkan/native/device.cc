@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "errors.h"
 #include "json.h"
@@ -10,6 +11,7 @@ namespace k3tvm::vulkan {
 namespace {
 
 constexpr uint64_t kArgumentBytes = 1ull << 20;
+constexpr std::chrono::seconds kPatience(2);  // with other threads when the process ends
 
 uint64_t Address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
@@ -92,22 +94,22 @@ void Device::Collect() {
   }
 }
 
-Allocation* Device::Locate(uint64_t address, size_t size, const char* what) const {
+Allocation* Device::Find(uint64_t address) const {
   Allocation* found = memory_.Find(address);
-  if (!found || found->dead) {
-    Throw(kError, Text(gpu.facts.Title(), ": ", what, " is not in memory of this device"));
-  }
-  if (address + size > found->address + found->size) {
-    Throw(kError, Text(gpu.facts.Title(), ": ", what, " goes ",
-                       address + size - found->address - found->size,
-                       " bytes beyond its memory of ", found->size, " bytes"));
-  }
-  return found;
+  return found && !found->dead ? found : nullptr;
 }
 
-Range Device::RangeOf(const void* address, size_t size, const char* what) const {
-  Allocation* allocation = Locate(Address(address), size, what);
-  return {allocation, Address(address) - allocation->address, size};
+Range Device::RangeOf(const void* pointer, size_t size, const char* what) const {
+  uint64_t address = Address(pointer);
+  Allocation* found = Find(address);
+  if (!found)
+    Throw(kError, Text(gpu.facts.Title(), ": ", what, " is not in memory of this device"));
+  uint64_t end = found->address + found->size;
+  if (size > end - address) {
+    Throw(kError, Text(gpu.facts.Title(), ": ", what, " goes ", size - (end - address),
+                       " bytes beyond its memory of ", found->size, " bytes"));
+  }
+  return {found, address - found->address, size};
 }
 
 void Device::Upload(void* to, const void* from, size_t size) {
@@ -153,13 +155,23 @@ void Device::Run(const KernelCode& code, const Launch& launch) {
           Text("kernel ", code.name, " was launched with ", launch.grid[i],
                " workgroups in dimension ", "xyz"[i], ", ", gpu.facts.Title(), " has ", limits[i]));
   }
+  std::vector<Use> uses = UsesOf(code, launch);
+  Record(code, PipelineOf(code), launch, uses);
+  ++dispatches_;
+}
+
+std::vector<Use> Device::UsesOf(const KernelCode& code, const Launch& launch) const {
   std::vector<Use> uses;
   uses.reserve(launch.pointers.size());
   for (const Launch::Pointer& pointer : launch.pointers) {
-    uses.push_back({Locate(pointer.address, 0, "an argument of a kernel"), pointer.writes});
+    Allocation* allocation = Find(pointer.address);
+    if (!allocation) {
+      Throw(kError, Text("kernel ", code.name, ": pointer ", uses.size(), " of ",
+                         launch.pointers.size(), " is not in memory of ", gpu.facts.Title()));
+    }
+    uses.push_back({allocation, pointer.writes});
   }
-  Record(code, PipelineOf(code), launch, uses);
-  ++dispatches_;
+  return uses;
 }
 
 const Pipeline& Device::PipelineOf(const KernelCode& code) {
@@ -246,8 +258,8 @@ uint64_t Device::Available() {
 
 void Device::Close() noexcept {
   if (!gpu.alive()) return;
-  std::unique_lock<std::mutex> guard(lock_, std::try_to_lock);
-  if (!guard.owns_lock()) return;  // another thread is in the middle of a call
+  std::unique_lock<std::timed_mutex> guard(lock_, kPatience);
+  if (!guard.owns_lock()) return;  // another thread is in a call that does not end
   try {
     stream_.Drain();
     cache_.Save();

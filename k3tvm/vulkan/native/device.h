@@ -62,17 +62,18 @@ class Device {
   Gpu gpu;
 
  private:
-  using Guard = std::lock_guard<std::mutex>;
-  Allocation* Locate(uint64_t address, size_t size, const char* what) const;
+  using Guard = std::lock_guard<std::timed_mutex>;
+  Allocation* Find(uint64_t address) const;
   Range RangeOf(const void* address, size_t size, const char* what) const;
   void Finish(uint64_t number, std::function<void()> action);
   void Collect();
   void ReleaseAllFinished();
+  std::vector<Use> UsesOf(const KernelCode& code, const Launch& launch) const;
   const Pipeline& PipelineOf(const KernelCode& code);
   void Record(const KernelCode& code, const Pipeline& pipeline, const Launch& launch,
               const std::vector<Use>& uses);
 
-  mutable std::mutex lock_;
+  std::timed_mutex lock_;
   Memory memory_;
   Stream stream_;
   Transfer transfer_;

@@ -10,27 +10,26 @@
 namespace k3tvm::vulkan {
 
 // Every entry point, by its name without "vk".
-#define K3TVM_VULKAN_FUNCTIONS(X)                                                                  \
-  X(EnumeratePhysicalDevices)                                                                      \
-  X(EnumerateDeviceExtensionProperties)                                                            \
-  X(GetPhysicalDeviceProperties)                                                                   \
-  X(GetPhysicalDeviceProperties2)                                                                  \
-  X(GetPhysicalDeviceFeatures2) X(GetPhysicalDeviceMemoryProperties2)                              \
-      X(GetPhysicalDeviceQueueFamilyProperties) X(CreateDevice) X(GetDeviceQueue)                  \
-          X(DeviceWaitIdle) X(CreateBuffer) X(DestroyBuffer) X(GetBufferMemoryRequirements)        \
-              X(AllocateMemory) X(FreeMemory) X(BindBufferMemory) X(MapMemory)                     \
-                  X(GetBufferDeviceAddress) X(CreateCommandPool) X(AllocateCommandBuffers)         \
-                      X(BeginCommandBuffer) X(EndCommandBuffer) X(QueueSubmit) X(CreateSemaphore)  \
-                          X(WaitSemaphores) X(GetSemaphoreCounterValue) X(CmdBindPipeline)         \
-                              X(CmdPushConstants) X(CmdDispatch) X(CmdPipelineBarrier)             \
-                                  X(CmdCopyBuffer) X(CmdFillBuffer) X(CmdWriteTimestamp)           \
-                                      X(CmdResetQueryPool) X(CreateQueryPool) X(DestroyQueryPool)  \
-                                          X(GetQueryPoolResults) X(CreateShaderModule)             \
-                                              X(DestroyShaderModule) X(CreatePipelineLayout)       \
-                                                  X(DestroyPipelineLayout)                         \
-                                                      X(CreateComputePipelines) X(DestroyPipeline) \
-                                                          X(CreatePipelineCache)                   \
-                                                              X(GetPipelineCacheData)
+#define K3TVM_VULKAN_FUNCTIONS(X)                                                               \
+  X(EnumeratePhysicalDevices)                                                                   \
+  X(EnumerateDeviceExtensionProperties)                                                         \
+  X(GetPhysicalDeviceProperties)                                                                \
+  X(GetPhysicalDeviceProperties2)                                                               \
+  X(GetPhysicalDeviceFeatures2)                                                                 \
+  X(GetPhysicalDeviceMemoryProperties2)                                                         \
+  X(GetPhysicalDeviceQueueFamilyProperties)                                                     \
+  X(CreateDevice) X(GetDeviceQueue) X(DeviceWaitIdle) X(CreateBuffer) X(DestroyBuffer)          \
+      X(GetBufferMemoryRequirements) X(AllocateMemory) X(FreeMemory) X(BindBufferMemory)        \
+          X(MapMemory) X(GetBufferDeviceAddress) X(CreateCommandPool) X(AllocateCommandBuffers) \
+              X(BeginCommandBuffer) X(EndCommandBuffer) X(QueueSubmit) X(CreateSemaphore)       \
+                  X(WaitSemaphores) X(GetSemaphoreCounterValue) X(CmdBindPipeline)              \
+                      X(CmdPushConstants) X(CmdDispatch) X(CmdPipelineBarrier) X(CmdCopyBuffer) \
+                          X(CmdFillBuffer) X(CmdWriteTimestamp) X(CmdResetQueryPool)            \
+                              X(CreateQueryPool) X(DestroyQueryPool) X(GetQueryPoolResults)     \
+                                  X(CreateShaderModule) X(DestroyShaderModule)                  \
+                                      X(CreatePipelineLayout) X(DestroyPipelineLayout)          \
+                                          X(CreateComputePipelines) X(DestroyPipeline)          \
+                                              X(CreatePipelineCache) X(GetPipelineCacheData)
 
 struct Functions {
 #define K3TVM_DECLARE(name) PFN_vk##name name = nullptr;
