@@ -6,6 +6,9 @@ Entries, all `(ids, seqs, health, states, weights) -> (logits, experts)`:
     decode   one row per sequence; logits [m, vocab]
     logits   any rows; logits of every row [n, vocab]
 
+and `sample(logits, controls, top_k) -> ids` [m], which draws tokens where the logits are
+(`operators.Sample`).
+
 `experts` are the choices [n, k] of each MoE layer: a comparison can tell a tie from a fault.
 
 States are changed in place. `health` [sites, slots] is raised where the stream is not finite: site
@@ -39,6 +42,7 @@ from k3tvm.relax_models.operators import (
     Embed,
     LastRows,
     Operator,
+    Sample,
     WeightFormat,
 )
 from k3tvm.relax_models.parameters import FormatOf, Parameter
@@ -74,6 +78,7 @@ def build_model(
     decoder = _Decoder(config, format_of, act)
     for entry in entries or tuple(ENTRIES):
         decoder.entry(entry, ENTRIES[entry])
+    decoder.sampler()
     return Model(
         config,
         act,
@@ -184,6 +189,15 @@ class _Decoder:
         return self.built[name][0].function
 
     # --- entries --------------------------------------------------------------------------------
+
+    def sampler(self) -> None:
+        """Add the entry that draws tokens."""
+        op = Sample(self.config.vocab_size)
+
+        def body(scope: Scope) -> Expr:
+            return self.graph.call(op, *(scope.input(a) for a in op.arguments()[:-1]))
+
+        self.graph.function("sample", body, private=False)
 
     def entry(self, name: str, form: Form) -> None:
         """Add one entry function that calls the embedding, all layers and the head."""

@@ -22,6 +22,7 @@ from k3tvm.runtime.memory import Inbox, as_tuple
 from k3tvm.runtime.state import Snapshot, States, state_bytes
 
 Array = np.ndarray[Any, Any]
+Choice = tuple[float, int, float, float]  # temperature, top_k, top_p, u
 Sequence4 = tuple[int, int, int, int]  # slot, first row, rows, position (operators.SEQS)
 
 
@@ -48,6 +49,7 @@ class Engine:
         self._flags = memory.block((manifest.sites, slots), "int32")
         self._ids, self._rows = Inbox(memory, ()), Inbox(memory, (4,))
         self._experts: Any = ()
+        self._logits: Any = None
         self._turn = RLock()  # the virtual machine and its inboxes serve one call at a time
         self.machine = self.new_machine()
 
@@ -135,13 +137,29 @@ class Engine:
         seqs = [(s, row, 1, self.states.positions[s]) for row, s in enumerate(slots)]
         return self._call("decode", np.asarray(ids, np.int32), seqs)
 
+    def sample(self, choices: Sequence[Choice]) -> list[int]:
+        """Draw a token from each row of the last call's logits, on the device (operators.Sample).
+
+        One choice per row: (temperature, top_k, top_p, u) with u uniform in [0, 1).
+        """
+        if self._logits is None or len(choices) != self._logits.shape[0]:
+            raise DeviceError(f"{len(choices)} choices: one for each row of logits is needed")
+        memory = self.device.memory
+        controls = memory.block((len(choices), 4), "float32")
+        top_k = memory.block((len(choices),), "int32")
+        controls.write(0, np.array([(t, p, u, 0) for t, _, p, u in choices], np.float32))
+        top_k.write(0, np.array([k for _, k, _, _ in choices], np.int32))
+        with self._turn:
+            ids = self.machine["sample"](self._logits, controls.tensor, top_k.tensor)
+            return [int(i) for i in memory.get(ids)]
+
     def _call(self, entry: str, tokens: Array, seqs: list[Sequence4]) -> Array:
         """Run an entry over rows; its logits. The experts are kept for `routing`."""
         with self._turn:
             # flags of an earlier call whose logits were finite would name a wrong place
             self._flags.clear(0, self.manifest.sites * self.states.slots)
-            result, self._experts = self._invoke(self.machine, entry, tokens, seqs)
-            logits = self.device.memory.get(result)
+            self._logits, self._experts = self._invoke(self.machine, entry, tokens, seqs)
+            logits = self.device.memory.get(self._logits)
             for slot, _, count, _ in seqs:
                 self.states.positions[slot] += count
             if not np.isfinite(logits).all():

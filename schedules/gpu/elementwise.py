@@ -15,6 +15,7 @@ from k3tvm.schedules.profile import GpuProfile
 from k3tvm.schedules.registry import schedule
 
 LANES = 4  # columns of one thread: a 16-byte load
+TOGETHER = 4  # choices whose loads are on their way at the same time
 
 
 def lanes_for(*columns: int) -> int:
@@ -132,10 +133,16 @@ def expert_combine_gpu(op: ExpertCombine, p: GpuProfile, a: SimpleNamespace) -> 
 def _weighted_sum(op: ExpertCombine, a: SimpleNamespace, row: Any, at: Any, lanes: int) -> Any:
     """A variable with the sum over the choices of `lanes` columns."""
     total = g.variable(g.splat(0.0, lanes))
-    with g.serial(op.top_k) as c:
-        y = g.load(a.y, row, c * T.int32(op.width) + at, lanes=lanes)
-        share = g.splat(g.let(a.weights[row, c]), lanes)
-        g.store(total, g.load(total, 0, lanes=lanes) + y * share, 0, lanes=lanes)
+
+    def add(choices: list[Any]) -> None:
+        ys = [g.let(g.load(a.y, row, c * T.int32(op.width) + at, lanes=lanes)) for c in choices]
+        for c, y in zip(choices, ys, strict=True):
+            share = g.splat(g.let(a.weights[row, c]), lanes)
+            g.store(total, g.load(total, 0, lanes=lanes) + y * share, 0, lanes=lanes)
+
+    with g.serial(op.top_k // TOGETHER) as turn:
+        add([g.let(turn * T.int32(TOGETHER) + T.int32(i)) for i in range(TOGETHER)])
+    add([T.int32(c) for c in range(op.top_k // TOGETHER * TOGETHER, op.top_k)])
     return total
 
 

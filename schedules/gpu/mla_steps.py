@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -67,52 +67,65 @@ def _slab_row(slab: Any, row: Any, at: Any) -> Any:
 
 def _load_slabs(t: Tile, start: Any, slab: Any) -> None:
     """Columns slab * DEPTH ... of the keys and of the queries; zeros after the last column."""
-    lanes, width = t.shape.query_lanes, t.op.rank + t.op.rope
+    lanes = t.shape.query_lanes
     per_row = DEPTH // lanes
 
-    def fill(rows: int, buffer: Any, read: Any) -> None:
-        with g.strided(t.tid, rows * per_row, t.shape.threads) as i:
-            row, at = g.let(i // T.int32(per_row)), g.let(i % T.int32(per_row) * T.int32(lanes))
-            column = g.let(slab * T.int32(DEPTH) + at)
-            to = g.let(row * T.int32(ROW) + at)
-            if width % DEPTH == 0:
-                read(row, column, to)
-                return
-            with T.If(column < T.int32(width)):
-                with T.Then():
-                    read(row, column, to)
-                with T.Else():
-                    g.store(buffer, g.splat(0.0, lanes), to, lanes=lanes)
+    def fetch(i: Any, read: Callable[[Any, Any, Any], None]) -> tuple[Any, Any]:
+        """(value, place in shared memory) of vector i."""
+        row, at = g.let(i // T.int32(per_row)), g.let(i % T.int32(per_row) * T.int32(lanes))
+        column = g.let(slab * T.int32(DEPTH) + at)
+        cell = g.variable(g.splat(0.0, lanes))
+        if (t.op.rank + t.op.rope) % DEPTH == 0:
+            read(row, column, cell)
+        else:
+            with g.when(column < T.int32(t.op.rank + t.op.rope)):
+                read(row, column, cell)
+        return cell, row * T.int32(ROW) + at
 
-    def key(row: Any, column: Any, to: Any) -> None:
+    def key(row: Any, column: Any, cell: Any) -> None:
         place = g.let(T.min(start + row, t.many - T.int32(1)))
         value = g.load(t.a.cache, g.wide(t.slot), place, column, lanes=lanes)
-        g.store(t.memory.key, value, to, lanes=lanes)
+        g.store(cell, value, 0, lanes=lanes)
 
-    def query(pair: Any, column: Any, to: Any) -> None:
-        row, head = g.let(t.memory.rows[pair]), g.let(t.memory.heads[pair])
+    def query(pair: Any, column: Any, cell: Any) -> None:
+        _read_query(t, pair, column, cell)
 
-        def absorbed() -> None:
-            at = head * T.int32(t.op.rank) + column
-            value = g.load(t.a.absorbed, row, at, lanes=lanes)
-            g.store(t.memory.query, value, to, lanes=lanes)
+    slabs = [(t.memory.key, KEYS, key), (t.memory.query, t.shape.pairs, query)]
+    if lanes > 1 and t.shape.pairs * per_row % t.shape.threads == 0:
+        # all loads are on their way before the first is waited for
+        fetched = [
+            (buffer, *fetch(t.tid + T.int32(k * t.shape.threads), read))
+            for buffer, rows, read in slabs
+            for k in range(rows * per_row // t.shape.threads)
+        ]
+        for buffer, cell, to in fetched:
+            g.store(buffer, g.load(cell, 0, lanes=lanes), to, lanes=lanes)
+        return
+    for buffer, rows, read in slabs:
+        with g.strided(t.tid, rows * per_row, t.shape.threads) as i:
+            cell, to = fetch(i, read)
+            g.store(buffer, g.load(cell, 0, lanes=lanes), to, lanes=lanes)
 
-        def rope() -> None:
-            at = head * T.int32(t.op.q_stride) + T.int32(t.op.q_offset + t.op.nope)
-            value = g.load(t.a.q, row, at + (column - T.int32(t.op.rank)), lanes=lanes)
-            g.store(t.memory.query, value, to, lanes=lanes)
 
-        if not t.op.rope:
+def _read_query(t: Tile, pair: Any, column: Any, cell: Any) -> None:
+    """Columns of a query: the absorbed part, then the rope part."""
+    lanes = t.shape.query_lanes
+    row, head = g.let(t.memory.rows[pair]), g.let(t.memory.heads[pair])
+
+    def absorbed() -> None:
+        at = head * T.int32(t.op.rank) + column
+        g.store(cell, g.load(t.a.absorbed, row, at, lanes=lanes), 0, lanes=lanes)
+
+    if not t.op.rope:
+        absorbed()
+        return
+    with T.If(column < T.int32(t.op.rank)):
+        with T.Then():
             absorbed()
-            return
-        with T.If(column < T.int32(t.op.rank)):
-            with T.Then():
-                absorbed()
-            with T.Else():
-                rope()
-
-    fill(KEYS, t.memory.key, key)
-    fill(t.shape.pairs, t.memory.query, query)
+        with T.Else():
+            first = head * T.int32(t.op.q_stride) + T.int32(t.op.q_offset + t.op.nope)
+            at = first + (column - T.int32(t.op.rank))
+            g.store(cell, g.load(t.a.q, row, at, lanes=lanes), 0, lanes=lanes)
 
 
 def absorb(t: Tile, softmax: Softmax, shares: bool) -> None:

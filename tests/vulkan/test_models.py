@@ -18,6 +18,7 @@ from k3tvm.compare.metrics import agreement
 from k3tvm.compiler.compile import Options, compile_checkpoint
 from k3tvm.errors import DeviceError
 from k3tvm.runtime.engine import Engine
+from k3tvm.schedules.sampling import kept_mass
 from tests.bundles import CONTEXT, Bundles
 from tests.devices import require
 from tests.tolerances import tolerance
@@ -137,3 +138,20 @@ def test_f5_slots_of_a_device_do_not_leak(bundles: Bundles) -> None:
     np.testing.assert_array_equal(got[1], got[2])
     alone.prefill(prompts[2])
     np.testing.assert_array_equal(got[0], alone.decode([7])[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", "vulkan"])
+def test_tokens_are_drawn_on_the_device(both: Path, device: str) -> None:
+    """Greedy and by chance, two rows at once; the reference draws from the same logits."""
+    engine = Engine.open(both, device=device)
+    ids = random_prompt(engine, 6, seed=3)
+    engine.prefill(ids[:3], 0)
+    engine.prefill(ids[3:], 1)
+    logits = engine.decode([7, 8], [0, 1])
+    assert engine.sample([(0, 0, 1, 0)] * 2) == logits.argmax(1).tolist()
+    mass = [kept_mass(row, 0.8, 0.9, 40) for row in logits]
+    token = [int(m.argmax()) for m in mass]
+    middle = [(m[:t].sum() + m[t] / 2) / m.sum() for m, t in zip(mass, token, strict=True)]
+    assert engine.sample([(0.8, 40, 0.9, float(u)) for u in middle]) == token
+    with pytest.raises(DeviceError, match="1 choices: one for each row"):
+        engine.sample([(0, 0, 1, 0)])
