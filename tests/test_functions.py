@@ -63,7 +63,7 @@ def kernel(name: str, profile: TargetProfile, lanes: int) -> Any:
 def gpu_value(name: str, x: Any) -> Any:
     """A function of the GPU, or rounding to the activation dtype of that name."""
     if name in ("bfloat16", "float16"):
-        return gpu_functions.rounded(name, x)
+        return g.rounded(name, x)
     return getattr(gpu_functions, name)(x)
 
 

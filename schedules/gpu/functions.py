@@ -43,11 +43,6 @@ def absolute(x: Expr) -> Expr:
     return g.let(g.bits(magnitude_bits(x), "float32"))
 
 
-def is_finite(x: Expr) -> Expr:
-    """Whether x is neither infinite nor NaN."""
-    return magnitude_bits(x) < T.int32(0x7F800000)
-
-
 def unless_nan(x: Expr, value: Expr) -> Expr:
     """`value`, or x where x is NaN."""
     return g.let(T.Select(magnitude_bits(x) > T.int32(0x7F800000), x, value))
@@ -149,29 +144,3 @@ def softplus(x: Expr) -> Expr:
     square = g.let(s * s)
     correction = g.let(square * g.floats(-2.0) * polynomial(ATANH_TAIL, square) + y)
     return unless_nan(x, at_least(x, 0.0) + g.let(y - s * correction))
-
-
-def round_f16(value: Expr) -> Expr:
-    """Round float32 to the nearest float16, ties to even; infinities and NaN keep their kind.
-
-    With integers: compilers for GPUs drop a conversion to float16 and back.
-    """
-    value = g.let(value)
-    word = g.bits(value, "int32")
-    size = g.let(magnitude_bits(value))
-    odd = T.bitwise_and(size >> T.int32(13), T.int32(1))
-    nearest = T.bitwise_and(size + T.int32(0xFFF) + odd, T.int32(-0x2000))
-    # subnormals of float16 are multiples of 2^-24, the last place of float32 values around 0.75
-    shifted = g.let(g.bits(size, "float32") + g.floats(0.75))
-    steps = g.cast(g.bits(shifted, "int32") - T.int32(0x3F400000), "float32")
-    tiny = g.bits(g.let(steps * g.floats(2.0**-24)), "int32")
-    normal = T.Select(size < T.int32(0x38800000), tiny, nearest)
-    large = T.Select(size < T.int32(0x477FF000), normal, T.int32(0x7F800000))  # 65520
-    kept = T.Select(size > T.int32(0x7F800000), size, large)
-    sign = T.bitwise_and(word, T.int32(-0x80000000))
-    return g.let(g.bits(T.bitwise_or(kept, sign), "float32"))
-
-
-def rounded(act: str, value: Expr) -> Expr:
-    """A float32 value as the activation dtype holds it: unchanged for "float32"."""
-    return round_f16(value) if act == "float16" else g.rounded(act, value)

@@ -21,7 +21,6 @@ from typing import Any
 
 from k3tvm._tvm import T
 from k3tvm.relax_models.operators import KdaChunk
-from k3tvm.schedules.gpu import functions as f
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.kda_pairs import (
     ROW_KEY,
@@ -254,7 +253,7 @@ def _store_outputs(t: Tile, total: Any, start: Any, i: Any, column: Any) -> None
     op = t.op
     rounded = g.variable(g.splat(0.0, TILE))
     for k in range(TILE):
-        g.put(rounded, f.rounded(op.act, total[T.int32(k)]), k)
+        g.put(rounded, g.rounded(op.act, total[T.int32(k)]), k)
     with columns_of(t) as (lanes, offset):
         at = g.let(t.base + column + offset)
         with g.when(at < T.int32(op.value_dim)):

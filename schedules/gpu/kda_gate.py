@@ -82,4 +82,4 @@ def _gate(
     unit = a.o[row, base + column] * scale
     gate = f.sigmoid(a.gate[row, base + column + T.int32(op.z_offset)])
     value = g.let(unit * a.weight[column] * gate)
-    g.store(a.out, f.rounded(op.act, value), row, base + column)
+    g.store(a.out, g.rounded(op.act, value), row, base + column)

@@ -17,7 +17,6 @@ from typing import Any
 
 from k3tvm._tvm import T
 from k3tvm.relax_models.operators import KdaChunk, KdaStep
-from k3tvm.schedules.gpu import functions as f
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.kda_split import Split, split_of
 from k3tvm.schedules.kda_step import L2_EPS
@@ -234,7 +233,7 @@ class Head:
                 value = a.qkv[row, at + T.int32(2 * op.heads * op.key_dim)]
                 g.put(write, beta * (value - predicted))
                 out = g.let(overlap * write[0] + read)
-                g.store(a.out, f.rounded(op.act, out), row, at)
+                g.store(a.out, g.rounded(op.act, out), row, at)
             g.store(self.write, write[0], c)
         g.barrier()
 

@@ -84,7 +84,7 @@ def _rows(
         y = g.variable(0.0)
         for j, weight in enumerate(weights):  # oldest first
             g.put(y, y[0] + weight * window[T.int32(j)])
-        g.store(a.out, f.rounded(op.act, f.silu(y[0])), row, channel)
+        g.store(a.out, g.rounded(op.act, f.silu(y[0])), row, channel)
         for j in range(op.kernel - 1):
             g.put(window, window[T.int32(j + 1)], j)
 
