@@ -24,7 +24,7 @@ from k3tvm.compiler.alone import alone
 from k3tvm.compiler.compile import Options, compile_checkpoint
 from k3tvm.compiler.pipeline import Compiled
 from k3tvm.errors import BundleError, CheckpointError, DeviceError, TargetError
-from k3tvm.runtime import engine as engine_module
+from k3tvm.runtime import device as device_module
 from k3tvm.runtime.engine import Engine
 from tests.bundles import Bundles
 
@@ -418,7 +418,7 @@ def test_a_bundle_without_weights_says_so(
 def test_a_machine_without_the_instructions_is_told(
     compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "host_features", lambda: frozenset({"sse2"}))
+    monkeypatch.setattr(device_module, "host_features", lambda: frozenset({"sse2"}))
     with pytest.raises(DeviceError, match="lacks") as caught:
         Engine.open(compiled)
     assert "cpu:portable" in caught.value.cure

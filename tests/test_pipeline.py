@@ -80,7 +80,7 @@ def test_layers_of_one_kind_call_one_function() -> None:
         "kda_step_restart",
         "kda_chunk_restart",
     }
-    rest = {"embed", "head", "head_every_row", "prefill", "decode", "logits"}
+    rest = {"embed", "head", "head_every_row", "prefill", "decode", "logits", "sample"}
     assert set(names) == kinds | rest
 
 
@@ -165,7 +165,7 @@ def test_f25_an_operator_without_a_kernel_is_refused_with_reasons() -> None:
     """A device that no schedule is for: the error lists every schedule's answer."""
     model = model_of(PRESETS["k3-tiny"].config)
     profile = replace(CPU, name="toaster:1")
-    object.__setattr__(profile, "kind", "toaster")
+    object.__setattr__(profile, "family", "toaster")
     with pytest.raises(TargetError, match="no kernel for toaster:1") as caught:
         select_kernels(model.module, model.operators, profile)
     assert "is for cpu" in str(caught.value) and caught.value.where in model.operators

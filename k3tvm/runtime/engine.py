@@ -281,9 +281,8 @@ def _check_memory(manifest: Manifest, device: Device, slots: int, context: int) 
     state = state_bytes(manifest.states, slots, context)
     if weights + state > room:
         raise DeviceError(
-            f"has {room / 1e9:.2f} GB left, {(weights + state) / 1e9:.2f} GB are needed:"
-            f" {weights / 1e9:.2f} GB of parameters,"
-            f" {state / 1e9:.2f} GB of state ({slots} slots, context {context})",
+            f"parameters ({weights / 1e9:.2f} GB) and state ({state / 1e9:.2f} GB for {slots} slots"
+            f" with context {context}) do not fit into memory: {room / 1e9:.2f} GB are left",
             where=device.label,
             cure="use fewer slots or a smaller context" if weights < room else "it is too small",
         )
