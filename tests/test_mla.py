@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from k3tvm.relax_models.operators import MlaAttention, MlaCache, SigmoidGate
-from tests.kernels import expect, gpu_profiles, profiles, relative_error, run
+from k3tvm.vulkan import build
+from tests.kernels import compiled, expect, gpu_profiles, profiles, relative_error, run
 from tests.tolerances import tolerance
 
 PROFILES = pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
@@ -96,6 +97,16 @@ def test_f5_tiles_of_32_pairs_and_loads_of_four_columns(profile, act, seqs):
     inputs = attention_inputs(op, seqs, 2)
     got, want = run(op, profile, inputs)["out"], expect(op, inputs)["out"]
     assert relative_error(got, want) <= tolerance("mla_attention", act)
+
+
+@GPUS
+@pytest.mark.parametrize("act", ["bfloat16", "float16"])
+def test_no_launch_writes_what_its_other_workgroups_read(profile, act):
+    """How many parts have keys is written by the launch before the one whose workgroups read it."""
+    with build.compiling_for(profile) as kernels:
+        compiled(attention_op(3, 20, 5, act), profile)
+    # whole tiles: out; parts: softmaxes and their number, then sums; then out
+    assert sorted(k.kinds.count("P") for k in kernels) == [1, 1, 1, 2]
 
 
 @GPUS

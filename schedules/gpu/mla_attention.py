@@ -72,7 +72,7 @@ def _split(op: MlaAttention, shape: Shape, a: SimpleNamespace, tiles: Any) -> No
         _over_parts(op, shape, a, tiles, parts, room, _attend_part)
     else:
         _over_parts(op, shape, a, tiles, parts, room, _gather_part)
-        _over_parts(op, shape, a, tiles, parts, room, _weigh_part)
+        _over_parts(op, shape, a, tiles, parts, room, _weigh_part, again=True)
     add_parts(op, shape, a, pairs, room)
 
 
@@ -84,8 +84,13 @@ def _over_parts(
     parts: Any,
     room: SimpleNamespace,
     body: Any,
+    again: bool = False,
 ) -> None:
-    """`body(tile, part, first key, stop, room)` in a workgroup per part that has keys."""
+    """`body(tile, part, first key, stop, room)` in a workgroup per part that has keys.
+
+    The first launch notes how many parts there are. One that comes `again` reads that note in every
+    workgroup and must not write it.
+    """
     with g.groups(tiles * parts, shape.threads) as (group, tid):
         # neighbouring workgroups read the same keys
         part = g.let(group // tiles)
@@ -96,9 +101,10 @@ def _over_parts(
                 * T.int32(KEYS)
             )
             start = g.variable(part * length[0])
-            with g.when(T.And(part == T.int32(0), tid < t.pairs)):
-                used = (t.many + length[0] - T.int32(1)) // length[0]
-                g.store(room.used, used, t.first + tid)
+            if not again:
+                with g.when(T.And(part == T.int32(0), tid < t.pairs)):
+                    used = (t.many + length[0] - T.int32(1)) // length[0]
+                    g.store(room.used, used, t.first + tid)
             with g.when(start[0] < t.many):
                 stop = g.variable(T.min(start[0] + length[0], t.many))
                 body(t, part, start[0], stop[0], room)
