@@ -31,7 +31,9 @@ from k3tvm.relax_models.decoder import Model, build_model
 from k3tvm.relax_models.graph import MAX_ROWS
 from k3tvm.relax_models.operators import Activation
 from k3tvm.relax_models.parameters import Parameter
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import GpuProfile, TargetProfile
+from k3tvm.vulkan import plugin
+from k3tvm.vulkan.tools import find_tools
 
 DEFAULT_CONTEXT = 4096
 
@@ -93,7 +95,7 @@ def compile_checkpoint(
     out = out.resolve()
     partial = out.parent / f"{out.name}.partial"
     _check_output(out, partial)
-    _check_linker()
+    _check_tools(profiles)
     options = _with_context(options, checkpoint.config.max_position_embeddings)
     say.step("building the model")
     model = build_model(checkpoint.config, formats_of(checkpoint), options.activations)
@@ -166,10 +168,13 @@ def _check_output(out: Path, partial: Path) -> None:
         )
 
 
-def _check_linker() -> None:
-    """Linking comes last; what it needs is asked for first."""
+def _check_tools(profiles: list[TargetProfile]) -> None:
+    """Device code and linking come last; what they need is asked for first."""
     if tvm.support.cc.get_cc() is None:
         raise TargetError("no C++ compiler is found to link with", cure="install g++, or set CXX")
+    if any(isinstance(p, GpuProfile) for p in profiles):
+        plugin.load()
+        find_tools()
 
 
 def _is_ours(partial: Path) -> bool:

@@ -91,6 +91,10 @@ def _info(s: Shader, spirv: bytes) -> KernelInfo:
 
 def _write_dump(files: dict[str, bytes]) -> None:
     directory = _dump.get()
-    if directory is not None:
+    if directory is None:
+        return
+    try:
         for name, data in files.items():
             (directory / name).write_bytes(data)
+    except OSError as error:  # TVM, which calls this, would make another error of it
+        raise TargetError(f"cannot be written: {error}", where=f"dump {directory}") from None

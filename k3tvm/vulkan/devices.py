@@ -98,7 +98,10 @@ def devices() -> tuple[Device, ...]:
     plugin.load()
     from k3tvm._ffi import tvm_ffi
 
-    text = str(tvm_ffi.get_global_func("k3tvm.vulkan.devices")())
+    try:
+        text = str(tvm_ffi.get_global_func("k3tvm.vulkan.devices")())
+    except plugin.VulkanNoDevice as error:
+        raise DeviceError(error.what, where="Vulkan", cure=error.cure or INSTALL) from None
     return tuple(parse(d) for d in json.loads(text))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import struct
 import sys
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from k3tvm.vulkan.compile_plugin import WHERE, compile_plugin
 
 LIBRARY = Path(__file__).parent / NAME
 ABI = " ".join(f"{package}=={version}" for package, version in PINS.items())
+ELF = struct.Struct("<40xQ10xHH2x")  # of 64 bits: where sections are listed, in how many pieces
 STAMP = re.compile(rb"k3tvm-abi\[([^\]]*)\]")
 REBUILD = "run: k3tvm doctor --build"
 
@@ -59,8 +61,19 @@ def build() -> Path:
 
 def built_for(library: Path) -> str:
     """The TVM versions that a library was built for; "" for a file that is not the plug-in."""
-    found = STAMP.search(library.read_bytes())
+    data = library.read_bytes()
+    found = STAMP.search(data) if _whole(data) else None
     return found[1].decode() if found else ""
+
+
+def _whole(data: bytes) -> bool:
+    """Whether an ELF file is not cut short: its last part, the table of sections, is there."""
+    if not data.startswith(b"\x7fELF"):
+        return True  # of another system, which this cannot judge
+    if len(data) < ELF.size:
+        return False
+    table, size, count = ELF.unpack_from(data)
+    return table + size * count <= len(data)
 
 
 @cache
@@ -81,7 +94,10 @@ def load() -> None:
     _check(LIBRARY)
     for error in ERRORS:
         tvm_ffi.error.register_error(error.__name__, error)
-    ctypes.CDLL(str(LIBRARY))
+    try:
+        ctypes.CDLL(str(LIBRARY))
+    except (OSError, UnicodeDecodeError) as error:  # the linker cites names that it cannot find
+        raise DeviceError(f"cannot be loaded: {error}", where=WHERE, cure=REBUILD) from None
 
 
 def provider() -> Literal["k3tvm", "TVM", "nobody"]:
@@ -95,7 +111,7 @@ def provider() -> Literal["k3tvm", "TVM", "nobody"]:
 
 def _check(library: Path) -> None:
     """Refuse a library that would crash, before the dynamic linker sees it (F28)."""
-    if not library.exists():
+    if not library.is_file():
         raise DeviceError(
             f"was not built ({library} is missing)",
             where=WHERE,
@@ -104,7 +120,9 @@ def _check(library: Path) -> None:
     found = built_for(library)
     if found != ABI:
         raise DeviceError(
-            f"was built for {found or 'something else'}, here is {ABI}", where=WHERE, cure=REBUILD
+            f"was built for {found or 'something else, or is damaged'}, here is {ABI}",
+            where=WHERE,
+            cure=REBUILD,
         )
 
 

@@ -55,12 +55,20 @@ CAPABILITIES = {
 def compile_all(sources: Mapping[str, str]) -> dict[str, bytes]:
     """SPIR-V of GLSL sources by kernel name, several at a time.
 
-    TargetError when a tool is missing, or with the kernel, the tool's message and the line.
+    TargetError when a tool is missing, there is no room for temporary files, or with the kernel,
+    the tool's message and the line.
     """
     tools = find_tools()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         results = pool.map(lambda item: _cached(tools, *item), sources.items())
-        return dict(zip(sources, results, strict=True))
+        try:
+            return dict(zip(sources, results, strict=True))
+        except OSError as error:
+            raise TargetError(
+                f"cannot be written: {error}",
+                where=f"temporary files of the SPIR-V compiler in {tempfile.gettempdir()}",
+                cure="make room there, or set TMPDIR",
+            ) from None
 
 
 def compile_one(source: str, name: str) -> bytes:
@@ -136,6 +144,7 @@ def _failure(
     """An error with the first message that is one, and the source line that it points to."""
     lines = [text for text in (done.stdout + done.stderr).splitlines() if text.strip()]
     message = next((text for text in lines if "ERROR" in text or "error" in text), "".join(lines))
+    message = message or f"nothing, and ended with status {done.returncode}"
     cited = re.search(r":(\d+):", message)
     row = int(cited.group(1)) if cited and step == "glslang" else 0
     texts = source.splitlines()
@@ -143,5 +152,5 @@ def _failure(
     return TargetError(
         f"{step} says: {message}{line}",
         where=f"kernel {name}",
-        cure="this is a fault of k3tvm or of the tools; the GLSL is in the dump",
+        cure="this is a fault of k3tvm or of the tools; compile with --dump DIR to see the GLSL",
     )

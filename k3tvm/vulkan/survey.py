@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,15 +106,16 @@ def _devices() -> tuple[Part, tuple[Device, ...]]:
 
 def loader() -> Part:
     """The Vulkan loader, which finds the drivers."""
+    name = os.environ.get("K3TVM_VULKAN_LOADER") or LOADER
     try:
-        library = ctypes.CDLL(LOADER)
+        library = ctypes.CDLL(name)
     except OSError:
-        return Part("loader", problem=f"{LOADER} is not installed; {INSTALL}")
+        return Part("loader", problem=f"{name} is not installed; {INSTALL}")
     packed = ctypes.c_uint32(1 << 22)  # what a loader of Vulkan 1.0, without the function, is
     if hasattr(library, "vkEnumerateInstanceVersion"):
         library.vkEnumerateInstanceVersion(ctypes.byref(packed))
     major, minor, patch = packed.value >> 22, packed.value >> 12 & 0x3FF, packed.value & 0xFFF
-    return Part("loader", version=f"{major}.{minor}.{patch}", path=LOADER)
+    return Part("loader", version=f"{major}.{minor}.{patch}", path=name)
 
 
 def _libraries(manifest: Manifest, found: tuple[Device, ...]) -> Iterator[Library]:

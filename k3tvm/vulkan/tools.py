@@ -75,7 +75,11 @@ def _find(name: str) -> Tool:
     names, pattern = PROGRAMS[name]
     reasons = []
     for path, libraries in _candidates(names):
-        said = Tool(path, "", libraries).run(["--version"])
+        try:
+            said = Tool(path, "", libraries).run(["--version"])
+        except OSError as error:  # of another machine, damaged, not to be executed
+            reasons.append(f"{path} cannot be run ({error.strerror})")
+            continue
         match = re.search(pattern, said.stdout + said.stderr)
         if match is None:
             reasons.append(f"{path} does not tell its version")

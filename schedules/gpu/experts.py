@@ -10,7 +10,9 @@ from k3tvm.relax_models.operators import ExpertLinear, ExpertSort
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.products import BLOCK, Weights, weights_of
 from k3tvm.schedules.gpu.products_few import Team, matvec, threads_of
-from k3tvm.schedules.gpu.products_many import THREADS, Tile, fits, matmul
+from k3tvm.schedules.gpu.products_many import fits
+from k3tvm.schedules.gpu.products_matrix import product_of
+from k3tvm.schedules.gpu.products_tile import THREADS, Product, Tile
 from k3tvm.schedules.profile import GpuProfile
 from k3tvm.schedules.registry import Refusal, schedule
 
@@ -68,7 +70,7 @@ def expert_linear_gpu(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace) -> No
             with T.Then():
                 _few(op, p, a, weights, CHUNK)
             with T.Else():
-                _many(op, a, weights)
+                _many(op, a, weights, product_of(p, op.act, [(HEIGHT, WIDTH)]))
 
 
 def _few(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace, weights: Weights, count: int) -> None:
@@ -118,7 +120,7 @@ def _chunk(
     matvec(team, lead, x, count, finish)
 
 
-def _many(op: ExpertLinear, a: SimpleNamespace, weights: Weights) -> None:
+def _many(op: ExpertLinear, a: SimpleNamespace, weights: Weights, product: Product) -> None:
     """Tiles of pairs that share an expert; there may be fewer tiles than workgroups."""
     blocks, across = -(-op.rows // BLOCK), -(-op.rows // WIDTH)
     pairs = a.n * T.int32(op.top_k)
@@ -148,7 +150,7 @@ def _many(op: ExpertLinear, a: SimpleNamespace, weights: Weights) -> None:
                     row, choice = _split(op, T.Bind(_at(op, a.order, first + i)))
                     _store(op, a, row, choice, column, value)
 
-            matmul(tile, finish)
+            product(tile, finish)
 
 
 def _slot(begin: Expr, expert: Expr) -> Expr:

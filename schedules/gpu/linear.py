@@ -12,7 +12,9 @@ from k3tvm.relax_models.operators import Linear
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.products import BLOCK, Weights, weights_of
 from k3tvm.schedules.gpu.products_few import Team, matvec, threads_of
-from k3tvm.schedules.gpu.products_many import THREADS, Tile, fits, matmul
+from k3tvm.schedules.gpu.products_many import fits, matmul
+from k3tvm.schedules.gpu.products_matrix import product_of
+from k3tvm.schedules.gpu.products_tile import THREADS, Product, Tile
 from k3tvm.schedules.profile import GpuProfile
 from k3tvm.schedules.registry import Refusal, schedule
 
@@ -36,11 +38,21 @@ def linear_gpu(op: Linear, p: GpuProfile, a: SimpleNamespace) -> None:
         (1, partial(_few, op, p, a, weights, 1)),
         (FEW, partial(_few, op, p, a, weights, CHUNK)),
     ]
-    low = partial(_many, op, a, weights, *LOW)
     most_low = max(LOW[0], HIGH[0] * BUSY // (op.groups * -(-op.rows // HIGH[1])))
-    if most_low > MOST or not fits(p, *HIGH):
-        return _branch(a.n, cases, low)
-    _branch(a.n, [*cases, (most_low, low)], partial(_many, op, a, weights, *HIGH))
+    sizes = [LOW] if most_low > MOST or not fits(p, *HIGH) else [LOW, HIGH]
+    product = _product(op, p, sizes)
+    many = [partial(_many, op, a, weights, product, *size) for size in sizes]
+    if len(many) > 1:
+        cases.append((most_low, many[0]))
+    _branch(a.n, cases, many[-1])
+
+
+def _product(op: Linear, p: GpuProfile, sizes: list[tuple[int, int]]) -> Product:
+    """What multiplies tiles.
+
+    One matrix per head is MLA's, whose attended latent is float32 whatever the activations are.
+    """
+    return product_of(p, op.act, sizes) if op.groups == 1 else matmul
 
 
 def _branch(n: Expr, cases: list[tuple[int, Emit]], last: Emit) -> None:
@@ -77,21 +89,43 @@ def _few(op: Linear, p: GpuProfile, a: SimpleNamespace, weights: Weights, count:
         matvec(Team(weights, threads, tid), _lead(op, group, block), x, count, finish)
 
 
-def _many(op: Linear, a: SimpleNamespace, weights: Weights, height: int, width: int) -> None:
-    blocks, across = -(-op.rows // BLOCK), -(-op.rows // width)
+def _many(
+    op: Linear, a: SimpleNamespace, weights: Weights, product: Product, height: int, width: int
+) -> None:
+    """All weight rows; those whose results stay float32 always have the exact product."""
+    across = -(-op.rows // width)
+    exact = -(-op.exact_rows // width) if product is not matmul else 0
+    if exact:
+        _strips(op, a, weights, matmul, (height, width), range(exact))
+    if exact < across:
+        _strips(op, a, weights, product, (height, width), range(exact, across))
+
+
+def _strips(
+    op: Linear,
+    a: SimpleNamespace,
+    weights: Weights,
+    product: Product,
+    size: tuple[int, int],
+    strips: range,
+) -> None:
+    """Some strips of `width` weight rows, for all rows of x."""
+    height, width = size
+    blocks, across = -(-op.rows // BLOCK), len(strips)
     tiles = (a.n + T.int32(height - 1)) // T.int32(height)
     with g.groups(tiles * T.int32(op.groups * across), THREADS) as (task, tid):
         # neighbouring workgroups share their weights
         first = g.let(T.truncmod(task, tiles) * T.int32(height))
         strip = g.let(T.truncdiv(task, tiles))
         group = g.let(strip // T.int32(across))
+        column = strip % T.int32(across) + T.int32(strips.start)
         tile = Tile(
             weights,
             height,
             width,
             lead=lambda block: _lead(op, group, block),
             blocks=blocks,
-            first=g.let(strip % T.int32(across) * T.int32(width // BLOCK)),
+            first=g.let(column * T.int32(width // BLOCK)),
             source=lambda i: g.let(T.min(first + i, a.n - T.int32(1))),
             x=lambda row, k, lanes: g.load(a.x, row, _column(op, group, k), lanes=lanes),
             thread=tid,
@@ -101,7 +135,7 @@ def _many(op: Linear, a: SimpleNamespace, weights: Weights, height: int, width: 
             with g.when(T.And(first + i < a.n, row < T.int32(op.rows))):
                 _store(op, a, first + i, group, row, value)
 
-        matmul(tile, finish)
+        product(tile, finish)
 
 
 def _lead(op: Linear, group: Expr, block: Expr) -> tuple[Expr, ...]:

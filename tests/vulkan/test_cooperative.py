@@ -7,7 +7,6 @@ replacing the matrices by arrays that every thread holds whole.
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ import pytest
 from k3tvm._tvm import IRBuilder, T
 from k3tvm.errors import TargetError
 from k3tvm.vulkan import build
-from k3tvm.vulkan.glsl.kernel import translate
 from k3tvm.vulkan.spirv import compile_one, features
+from tests.vulkan.matrices import translator
 from tests.vulkan.shaders import PROFILE, function, run, shader
 
 M, N_, K = 32, 48, 64
@@ -71,36 +70,8 @@ def test_target_without_cooperative_matrices_refuses():
             run(product(), [], np.zeros(0))
 
 
-ARRAYS = """
-#define gl_CooperativeMatrixLayoutRowMajor 0
-struct Matrix { float e[256]; };
-Matrix filled(float x) { Matrix m; for (int i = 0; i < 256; ++i) m.e[i] = x; return m; }
-#define EACH for (int r = 0; r < 16; ++r) for (int q = 0; q < 16; ++q)
-#define AT(p, s, l) (p) + (l == 0 ? r * (s) + q : q * (s) + r)
-#define coopMatLoad(m, x, p, s, l) EACH m.e[r * 16 + q] = float(x[AT(p, s, l)])
-#define coopMatStore(m, x, p, s, l) EACH x[AT(p, s, l)] = m.e[r * 16 + q]
-Matrix coopMatMulAdd(Matrix a, Matrix b, Matrix c) {
-  EACH for (int k = 0; k < 16; ++k) c.e[r * 16 + q] += a.e[r * 16 + k] * b.e[k * 16 + q];
-  return c;
-}
-void main() {"""
-
-
-def with_arrays(source: str) -> str:
-    """The shader with arrays in place of cooperative matrices."""
-    text = re.sub(r"#extension GL_KHR_(coop|memory_scope)\w+ : require\n", "", source)
-    text = re.sub(r"coopmat<[^>]*>\(", "filled(", text)
-    text = re.sub(r"coopmat<[^>]*>", "Matrix", text)
-    text = text.replace("gl_CooperativeMatrixLayoutColumnMajor", "1")
-    return text.replace("void main() {", ARRAYS)
-
-
 def test_product_has_the_right_numbers(monkeypatch):
-    def translated(function: Any, push_bytes: int) -> Any:
-        made = translate(function, push_bytes)
-        return dataclasses.replace(made, source=with_arrays(made.source))
-
-    monkeypatch.setattr(build, "translate", translated)
+    monkeypatch.setattr(build, "translate", translator())
     rng = np.random.default_rng(6)
     a, b = (rng.integers(-4, 5, (n, K)).astype("float16") for n in (M, N_))
     got = run(product(), [a.ravel(), b.ravel()], np.zeros(M * N_, "float32"))
