@@ -75,8 +75,8 @@ def _query(blocks: Blocks, parts: dict[str, Slice], seqs: Expr, cache: Expr) -> 
 def _attend(blocks: Blocks, q: Slice, seqs: Expr, cache: Expr) -> Expr:
     """Absorb the key projection into the query, attend, and expand the values.
 
-    The absorbed query and the attended latent have no counterpart in the official bfloat16 run,
-    which expands keys and values; they stay float32.
+    The absorbed query has no counterpart in the official bfloat16 run, which expands keys and
+    values; it stays float32.
     """
     c, g = blocks.config, blocks.graph
     h, rank, dv = c.num_heads, c.kv_lora_rank, c.v_head_dim

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -312,6 +313,23 @@ def test_linking_is_asked_about_first(
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
 
 
+@pytest.mark.parametrize("missing", ["find_tools", "plugin"])
+def test_what_device_code_needs_is_asked_for_first(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """Large models take minutes before the first kernel is generated."""
+
+    def absent() -> None:
+        raise TargetError("is missing", where="something")
+
+    tool = absent if missing == "find_tools" else SimpleNamespace(load=absent)
+    monkeypatch.setattr(compiler, missing, tool)
+    monkeypatch.setattr(compiler, "build_model", lambda *_: pytest.fail("built"))
+    with pytest.raises(TargetError, match="something: is missing"):
+        compile_checkpoint(checkpoint, tmp_path / "out", Options("vulkan:nvidia"))
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+
+
 class Unlinkable:
     def export_library(self, path: str) -> None:
         raise RuntimeError("g++ failed")
@@ -326,6 +344,12 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a list": ("not the manifest", lambda b: (b / "manifest.json").write_text("[]")),
     "foreign": ("not the manifest", lambda b: edit(b, lambda m: m.update(format="x"))),
     "format": ("bundle format 99", lambda b: edit(b, lambda m: m.update(format_version=99))),
+    "no device kernels": (
+        "bundle format 1, this k3tvm reads 2",
+        lambda b: edit(
+            b, lambda m: (m.update(format_version=1), m["code"][0].pop("device_kernels"))
+        ),
+    ),
     "no version": ("bundle format None", lambda b: edit(b, lambda m: m.pop("format_version"))),
     "tvm": ("0.99", lambda b: edit(b, lambda m: m["versions"].update({"apache-tvm": "0.99"}))),
     "no tvm": ("apache-tvm", lambda b: edit(b, lambda m: m["versions"].clear())),

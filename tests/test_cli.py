@@ -10,12 +10,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from k3tvm.bundle.manifest import Manifest
 from k3tvm.cli.main import COMMANDS, main
+from k3tvm.errors import DeviceError
 from k3tvm.runtime.engine import Engine
 from tests.bundles import Bundles
 
@@ -249,6 +251,9 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "no checkpoint": ("no such file", ["compile", "absent", "--target", "cpu"]),
     "no target": ("--target", ["compile", "{checkpoint}"]),
     "target": ("choose one of: cpu", ["compile", "{checkpoint}", "--target", "cuda"]),
+    "cut target": ("nothing stands", ["compile", "{checkpoint}", "--target", "vulkan:"]),
+    "no device": ("choose one of", ["generate", "{bundle}", *IDS, "--device", ""]),
+    "cut device": ("nothing stands", ["generate", "{bundle}", *IDS, "--device", "cpu:"]),
     "variant": ("avx512", ["compile", "{checkpoint}", "--target", "cpu:mmx"]),
     "not a bundle": ("not a bundle", ["compile", "{checkpoint}", "--target", "cpu", "-o", "."]),
     "root": ("not a bundle", ["compile", "{checkpoint}", "--target", "cpu", "-o", "/"]),
@@ -293,6 +298,37 @@ def test_bad_logits_are_an_error_of_the_command(
     assert "layer 4 (attention)" in capsys.readouterr().err
     assert main(["generate", str(copy), "--ids", "1,2"]) == 2
     assert "another content" in capsys.readouterr().err
+
+
+def test_an_error_in_the_middle_stands_on_a_line_of_its_own(
+    bundle: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ids that were printed before it stay readable."""
+    decode = Engine.decode
+
+    def fail_at_five(engine: Engine, *args: Any) -> Any:
+        if engine.position() == 5:
+            raise DeviceError("the device was lost")
+        return decode(engine, *args)
+
+    monkeypatch.setattr(Engine, "decode", fail_at_five)
+    assert main(["generate", bundle, "--ids", "1,2", "--ignore-eos"]) == 2
+    out, err = capsys.readouterr()
+    assert len(out.split()) == 4 and out.endswith("\n") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("path", "status"), [("{checkpoint}", 0), ("absent", 2)])
+def test_a_process_without_standard_output(
+    checkpoint: str, tmp_path: Path, path: str, status: int
+) -> None:
+    """As services may start them: with the descriptor closed."""
+    path = path.format(checkpoint=checkpoint)
+    command = f"{sys.executable} -m k3tvm inspect {path} >&-"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == status and done.stderr.count("\n") == (1 if status else 0)
 
 
 def test_a_closed_pipe_ends_quietly(bundle: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from k3tvm.runtime.engine import Engine
 from k3tvm.runtime.health import BadLogits
 from tests.bundles import Bundles
+from tests.devices import TARGETS
 from tests.truth import in_cuts, random_prompt
 
 # What is damaged, and what the error must say; KDA layers are 0, 1, 3, 4 and MLA 2, 5, 6.
@@ -32,20 +33,28 @@ PLACES = {
 NAN = {"float32": np.float32(np.nan), "uint16": 0x7FC0, "uint32": 0x7FC07FC0, "uint8": 255}
 
 
-@pytest.fixture(scope="module")
-def engine(bundles: Bundles) -> Engine:
-    return bundles.engine("k3-tiny")
+@pytest.fixture(scope="module", params=TARGETS)
+def engine(bundles: Bundles, request: pytest.FixtureRequest) -> Engine:
+    return bundles.engine("k3-tiny", target=request.param)
 
 
 @contextmanager
-def damaged(engine: Engine, name: str, index: Any = ...) -> Iterator[None]:
-    """NaN in a parameter of this engine while the block runs; arrays are private copies."""
-    names = [a.name for a in engine.manifest.arrays]
-    array = engine.arrays[names.index(name)]
+def damaged(engine: Engine, name: str, index: Any = ..., value: Any = None) -> Iterator[None]:
+    """NaN, or `value`, in a parameter of this engine while the block runs; arrays are its own."""
+    at = [a.name for a in engine.manifest.arrays].index(name)
+    array = engine.arrays[at]
     before = array.copy()
-    array[index] = NAN[array.dtype.name]
+    array[index] = NAN[array.dtype.name] if value is None else value
+    hand_over(engine, at)
     yield
     array[...] = before
+    hand_over(engine, at)
+
+
+def hand_over(engine: Engine, at: int) -> None:
+    """Let the device have what the host's array holds now."""
+    if engine.device.label != "cpu":
+        engine.device.memory.write(engine._weights[at], engine.arrays[at])
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -130,12 +139,10 @@ def test_a_flag_without_bad_logits_does_not_mislead_a_later_error(engine: Engine
 
 
 def test_an_infinite_weight_is_found_as_well(engine: Engine) -> None:
-    names = [a.name for a in engine.manifest.arrays]
-    norm = engine.arrays[names.index("layers.3.ffn.norm")]
-    before = norm.copy()
-    norm[5] = np.inf
     engine.reset()
-    with pytest.raises(BadLogits, match=r"layer 3 \(feed-forward\)"):
+    with (
+        damaged(engine, "layers.3.ffn.norm", 5, np.inf),
+        pytest.raises(BadLogits, match=r"layer 3 \(feed-forward\)"),
+    ):
         engine.prefill([1, 2, 3])
-    norm[...] = before
     assert np.isfinite(engine.prefill([1, 2, 3])).all()

@@ -177,6 +177,13 @@ def test_f26_an_unknown_target_is_refused_by_name(name: str) -> None:
         profile_of(name)
 
 
+@pytest.mark.parametrize("name", ["cpu:", "cpu-", "vulkan:", "vulkan-", "vulkan:from-device:"])
+def test_f26_a_target_that_is_cut_short_is_not_guessed(name: str) -> None:
+    """What a script asks for whose variable is empty."""
+    with pytest.raises(TargetError, match="nothing stands after"):
+        profile_of(name)
+
+
 @pytest.mark.parametrize("variant", ["portable", "avx2", "avx512"])
 def test_a_named_level_is_what_is_compiled_for(variant: str) -> None:
     profile = profile_of(f"cpu:{variant}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -258,3 +261,32 @@ def test_a_full_slot_holds_exactly_its_context(engine: Engine) -> None:
     np.testing.assert_array_equal(full.prefill(ids[:20]), engine.prefill(ids[:20]))
     with pytest.raises(DeviceError, match=r"20 \+ 1 tokens do not fit"):
         full.decode([ids[20]])
+
+
+FORK = """
+import os, sys
+from k3tvm.errors import DeviceError
+from k3tvm.runtime.engine import Engine
+engine = Engine.open(sys.argv[1])
+engine.prefill([1, 2])
+child = os.fork()
+if not child:
+    for action in (lambda: engine.decode([1]), lambda: Engine.open(sys.argv[1])):
+        try:
+            action()
+        except DeviceError as error:
+            assert "forked" in str(error)
+        else:
+            os._exit(1)
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+engine.decode([3])
+"""
+
+
+def test_a_forked_process_is_told_and_ends(bundles: Bundles) -> None:
+    """Kernel threads do not survive a fork: waiting for them would take for ever."""
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-c", FORK, str(bundles.bundle("k3-tiny"))]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -40,7 +40,7 @@ def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, A
     for i in range(plan.rounds):
         say(f"round {i + 1} of {plan.rounds}")
         rounds.append(_round(engine, plan, prompt, rng, limits))
-    peak_memory = limits.memory()
+    peak_memory, held_memory = limits.memory()
     say("timing kernels")
     kernels = kernel_table(engine, plan.prompt)
     return {
@@ -53,7 +53,7 @@ def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, A
         },
         "prefill": _prefill_facts(engine, plan, rounds),
         "decode": _decode_facts(engine, plan, rounds),
-        "memory": _memory_facts(engine, peak_memory),
+        "memory": _memory_facts(engine, peak_memory, held_memory),
         "dispatches_per_token": dispatches(kernels),
         "kernels": kernels,
     }
@@ -68,9 +68,16 @@ class Limits:
         self.threads, self.on_cpu = threads_in_use(), device.code.kind == "cpu"
         self.target = device.code.target if self.on_cpu else f"{device.code.kind}:{device.index}"
 
-    def memory(self) -> int:
-        """The most bytes that were in use: of the process, or on the GPU."""
-        return _resident() if self.on_cpu else self.device_memory.stats()["peak_bytes"]
+    def memory(self) -> tuple[int, int]:
+        """The most bytes that were in use, of the process or of a GPU's tensors; bytes held now.
+
+        What a plug-in holds of a GPU's memory is more than tensors: blocks to cut from, and buffers
+        for copies.
+        """
+        if self.on_cpu:
+            return _resident(), _resident()
+        stats = self.device_memory.stats()
+        return stats["peak_bytes"], stats["block_bytes"]
 
     def read(self) -> float:
         """Bytes per second of reads."""
@@ -174,9 +181,10 @@ def _decode_facts(engine: Engine, plan: Plan, rounds: list[Round]) -> dict[str, 
     }
 
 
-def _memory_facts(engine: Engine, peak: int) -> dict[str, Any]:
+def _memory_facts(engine: Engine, peak: int, held: int) -> dict[str, Any]:
     return {
         "peak_bytes": peak,
+        "held_bytes": held,
         "parameter_bytes": sum(a.nbytes for a in engine.manifest.arrays),
         "state_bytes": engine.states.nbytes,
     }

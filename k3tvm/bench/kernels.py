@@ -62,14 +62,15 @@ class Stopwatch(Protocol):
 def _stopwatch(engine: Engine, machine: Machine) -> Stopwatch:
     if engine.device.type == VULKAN:
         return _DeviceStopwatch("k3tvm.vulkan", engine.device.index)
-    return _HostStopwatch(machine)
+    return _HostStopwatch(machine, {k.key for k in engine.device.code.kernels})
 
 
 class _HostStopwatch:
-    """Called by the virtual machine before and after every call."""
+    """Called by the virtual machine before and after every call; only kernels count."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, kernels: set[str]) -> None:
         self.runs: list[Run] = []
+        self.kernels = kernels
         self.start = 0.0
         machine.instrument(self)
 
@@ -83,7 +84,7 @@ class _HostStopwatch:
     def __call__(self, function: Any, name: str, before: bool, result: Any, *args: Any) -> None:
         if before:
             self.start = time.perf_counter()
-        elif not name.startswith("vm.builtin"):
+        elif name in self.kernels:
             self.runs[-1].setdefault(name, []).append(time.perf_counter() - self.start)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -54,7 +55,8 @@ def _measure(arguments: list[str], variables: dict[str, str]) -> float:
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        raise DeviceError(f"a measurement of this machine failed: {lines[-1]}")
+        said = re.sub(r"^k3tvm[\w.]*: ", "", lines[-1])  # without the name of the exception
+        raise DeviceError(f"a measurement of this machine failed: {said}")
     return float(done.stdout)
 
 

@@ -20,7 +20,7 @@ from k3tvm import __version__
 from k3tvm.errors import BundleError
 
 FORMAT = "k3tvm-bundle"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: without `device_kernels`
 FILE = "manifest.json"
 ALIGNMENT = 64
 DTYPES = {"uint8": 1, "uint16": 2, "int32": 4, "uint32": 4, "float32": 4}  # bytes of an element

@@ -63,6 +63,7 @@ def _text(facts: dict[str, Any]) -> str:
     where += f", {facts['threads']} threads" if where == "cpu" else ""
     share = f": {p['share_of_sgemm_peak']:.1%} of sgemm" if limits["sgemm_flops"] else ""
     sgemm = f", sgemm {limits['sgemm_flops'] / 1e9:.1f} GFLOP/s" if limits["sgemm_flops"] else ""
+    held = "" if where.startswith("cpu") else f" in tensors, {m['held_bytes'] / 1e6:.0f} MB taken"
     lines = [
         f"{where}, {facts['target']}; limits measured in this run:"
         f" read {limits['read_bytes_per_s'] / 1e9:.1f} GB/s{sgemm}",
@@ -71,7 +72,7 @@ def _text(facts: dict[str, Any]) -> str:
         f"decode   {d['tokens_per_s']:.1f} tokens/s, {d['bytes_per_token'] / 1e6:.1f} MB a token,"
         f" {d['bytes_per_s'] / 1e9:.1f} GB/s: {d['share_of_read_bandwidth']:.1%} of reads;"
         f" {facts['dispatches_per_token']} kernels a token",
-        f"memory   {m['peak_bytes'] / 1e6:.0f} MB at most;"
+        f"memory   {m['peak_bytes'] / 1e6:.0f} MB at most{held};"
         f" parameters {m['parameter_bytes'] / 1e6:.0f} MB, state {m['state_bytes'] / 1e6:.1f} MB",
         "",
     ]

@@ -97,10 +97,7 @@ def _row(label: str, *paragraphs: str) -> str:
 
 
 def _part(part: Part) -> str:
-    path = Path(part.path)
-    if path.is_absolute() and path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    place = str(path).replace(os.path.expanduser("~"), "~", 1) if part.path else ""
+    place = part.path.replace(os.path.expanduser("~"), "~", 1)
     return " ".join(
         w for w in (part.version, place, part.problem and f"PROBLEM: {part.problem}") if w
     )
@@ -146,6 +143,8 @@ def _needs(needs: KernelNeeds) -> str:
 
 def _verdict(found: Survey) -> str:
     what = found.bundle or "Vulkan"
+    if found.has_weights is False:
+        what = f"the code of {what} (it has no weights)"
     if not found.runs:
         return f"{what} cannot run here: {_cure(found)}"
     able = [v.device for library in found.libraries for v in library.verdicts if v.runs]
@@ -160,7 +159,7 @@ def _cure(found: Survey) -> str:
     if kinds == {"cpu"}:
         return "compile it again on this machine, or with --target cpu:portable"
     if problems := [f"{p.name}: {p.problem}" for p in found.parts if p.problem]:
-        return "; ".join(problems)
+        return problems[0]  # others are listed above
     if any(d.usable for d in found.devices):
         return "compile it with --target vulkan:from-device"
     return f"no Vulkan device is usable; {INSTALL}"

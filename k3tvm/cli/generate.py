@@ -52,17 +52,19 @@ def run(args: argparse.Namespace) -> int:
     stop = () if args.ignore_eos else _stop_ids(engine.config.eos_token_id)
     made: list[int] = []
     start = time.perf_counter()
-    for token in generate(engine, ids, args.max_tokens, sampler, stop):
-        made.append(token)
-        if not args.json:
-            print(token, end=" ", flush=True)
+    try:
+        for token in generate(engine, ids, args.max_tokens, sampler, stop):
+            made.append(token)
+            if not args.json:
+                print(token, end=" ", flush=True)
+    finally:
+        if made and not args.json:  # so that an error stands on a line of its own
+            print(flush=True)
     seconds = time.perf_counter() - start
     if args.json:
         reason = "stop" if made[-1] in stop else "length"
         facts = {"prompt": ids, "ids": made, "finish_reason": reason, "seconds": seconds}
         print(json.dumps(facts | {"seed": args.seed, "temperature": args.temperature}))
-    else:
-        print()
     return 0
 
 

@@ -116,8 +116,14 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         status = int(args.run(args))
     except K3Error as error:
-        sys.stdout.flush()
+        _flush()
         print(f"error: {error}", file=sys.stderr)
         return 2
-    sys.stdout.flush()
+    _flush()
     return status
+
+
+def _flush() -> None:
+    """Print what is buffered; a process that was started without a standard output has none."""
+    if sys.stdout:
+        sys.stdout.flush()

@@ -32,9 +32,11 @@ def open_device(folder: Path, manifest: Manifest, wanted: str | None) -> Device:
     DeviceError when there is no such device, the bundle has no code for it, or the code asks for
     more than it has.
     """
-    kind, _, selector = (wanted or manifest.code[0].kind).partition(":")
+    kind, colon, selector = (manifest.code[0].kind if wanted is None else wanted).partition(":")
     if kind not in OPENERS:
         raise DeviceError(f"device {wanted!r}: not known; choose one of: {', '.join(OPENERS)}")
+    if colon and not selector.strip():  # an empty variable of a script must not choose
+        raise DeviceError(f"device {wanted!r}: nothing stands after the colon")
     entries = [c for c in manifest.code if c.kind == kind]
     if not entries:
         there = ", ".join(c.target for c in manifest.code)

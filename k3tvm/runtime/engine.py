@@ -17,9 +17,10 @@ from k3tvm.relax_models.config import ModelConfig
 from k3tvm.runtime.cpu import cores
 from k3tvm.runtime.device import Device, open_device
 from k3tvm.runtime.health import BadLogits, first_place
-from k3tvm.runtime.machine import Machine, set_threads
+from k3tvm.runtime.machine import Machine, check_process, set_threads
 from k3tvm.runtime.memory import Inbox, as_tuple
 from k3tvm.runtime.state import Snapshot, States, state_bytes
+from k3tvm.vulkan.devices import size
 
 Array = np.ndarray[Any, Any]
 Choice = tuple[float, int, float, float]  # temperature, top_k, top_p, u
@@ -75,6 +76,7 @@ class Engine:
         for first). Raises BundleError for a damaged or foreign bundle, DeviceError for a device
         that is absent or cannot run it; never takes another device than the one asked for.
         """
+        check_process()
         folder = Path(folder)
         manifest = Manifest.load(folder)
         _check_versions(folder, manifest)
@@ -144,6 +146,8 @@ class Engine:
         """
         if self._logits is None or len(choices) != self._logits.shape[0]:
             raise DeviceError(f"{len(choices)} choices: one for each row of logits is needed")
+        for choice in choices:
+            _check_choice(*choice)
         memory = self.device.memory
         controls = memory.block((len(choices), 4), "float32")
         top_k = memory.block((len(choices),), "int32")
@@ -155,6 +159,7 @@ class Engine:
 
     def _call(self, entry: str, tokens: Array, seqs: list[Sequence4]) -> Array:
         """Run an entry over rows; its logits. The experts are kept for `routing`."""
+        check_process()
         with self._turn:
             # flags of an earlier call whose logits were finite would name a wrong place
             self._flags.clear(0, self.manifest.sites * self.states.slots)
@@ -246,6 +251,15 @@ class Engine:
         self.states.fork(source, target)
 
 
+def _check_choice(temperature: float, top_k: int, top_p: float, u: float) -> None:
+    largest = float(np.finfo(np.float32).max)
+    if not (0 <= temperature <= largest and top_k >= 0 and 0 < top_p <= 1 and 0 <= u < 1):
+        raise DeviceError(
+            f"temperature {temperature}, top-k {top_k}, top-p {top_p}, u {u}: cannot be drawn from",
+            cure="temperature and top-k are 0 or more, top-p above 0 and at most 1, u below 1",
+        )
+
+
 def joined(routing: Sequence[dict[int, Array]]) -> dict[int, Array]:
     """The routing of calls that followed each other, as that of one call."""
     return {i: np.concatenate([r[i] for r in routing]) for i in routing[0]}
@@ -281,10 +295,12 @@ def _check_memory(manifest: Manifest, device: Device, slots: int, context: int) 
     state = state_bytes(manifest.states, slots, context)
     if weights + state > room:
         raise DeviceError(
-            f"parameters ({weights / 1e9:.2f} GB) and state ({state / 1e9:.2f} GB for {slots} slots"
-            f" with context {context}) do not fit into memory: {room / 1e9:.2f} GB are left",
+            f"parameters ({size(weights)}) and state ({size(state)} for {slots} slots with context"
+            f" {context}) do not fit into its memory: {size(room)} are left",
             where=device.label,
-            cure="use fewer slots or a smaller context" if weights < room else "it is too small",
+            cure="use fewer slots or a smaller context"
+            if weights < room
+            else "close what else uses it, or choose a device with more",
         )
 
 

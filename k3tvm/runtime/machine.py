@@ -14,6 +14,7 @@ from k3tvm.runtime.device import CPU, Device
 POOLED = 2  # the allocator that keeps freed memory for reuse
 THREADS = "TVM_NUM_THREADS"
 Function = Callable[..., Any]
+owner: list[int] = []  # the process whose kernel threads these are
 
 
 class Machine:
@@ -47,13 +48,27 @@ def threads_in_use() -> int:
     return int(os.environ.get(THREADS, "1"))
 
 
+def check_process() -> None:
+    """DeviceError in a process that was forked from one with kernel threads: it has none of them.
+
+    Whatever waits for them, the end of the process included, would wait for ever.
+    """
+    if owner and os.getpid() not in owner:
+        raise DeviceError(
+            f"engines were opened in process {owner[0]}, before this one was forked from it",
+            cure="open them in the new process only, or start that anew (multiprocessing: spawn)",
+        )
+
+
 def set_threads(threads: int) -> None:
     """Let kernels use this many threads from now on."""
+    check_process()
     if threads < 1:
         raise DeviceError(f"{threads} threads: at least one is needed")
     most = os.cpu_count() or threads
     if threads > most:  # workers spin while they wait: more of them than CPUs come to a halt
         raise DeviceError(f"{threads} threads: this machine has {most} CPUs")
     load_runtime()
+    owner[:] = [os.getpid()]
     os.environ[THREADS] = str(threads)
     tvm_ffi.get_global_func("runtime.config_threadpool")(0, threads)

@@ -48,6 +48,7 @@ class Library:
 class Survey:
     """All that `doctor` says. compilers: for compiling; parts: for running.
 
+    has_weights: of the bundle, if there is one.
     `runs`: some device runs some library of the bundle; without a bundle, some device is usable.
     """
 
@@ -55,13 +56,14 @@ class Survey:
     parts: tuple[Part, ...]
     devices: tuple[Device, ...]
     bundle: str
+    has_weights: bool | None
     libraries: tuple[Library, ...]
     runs: bool
 
 
 def survey(bundle: Path | None = None) -> Survey:
-    """Look at this machine; BundleError for something that is not a bundle."""
-    manifest = Manifest.load(bundle) if bundle else None
+    """Look at this machine; BundleError for something that is not a bundle, or is damaged."""
+    manifest = _checked(bundle) if bundle else None
     plugin, found = _devices()
     libraries = tuple(_libraries(manifest, found)) if manifest else ()
     verdicts = [v.runs for library in libraries for v in library.verdicts]
@@ -71,9 +73,23 @@ def survey(bundle: Path | None = None) -> Survey:
         parts=(plugin, loader()),
         devices=found,
         bundle=str(bundle or ""),
+        has_weights=manifest.has_weights if manifest else None,
         libraries=libraries,
         runs=any(verdicts if manifest else usable),
     )
+
+
+def _checked(bundle: Path) -> Manifest:
+    """The manifest of a bundle whose files are there; parameters are not hashed."""
+    from k3tvm.bundle.params import check_file  # brings NumPy along
+
+    manifest = Manifest.load(bundle)
+    manifest.check_seal(bundle)
+    for code in manifest.code:
+        check_file(bundle, code.file, content=True)
+    for file in manifest.params:
+        check_file(bundle, file, content=False)
+    return manifest
 
 
 def _compilers() -> Iterator[Part]:

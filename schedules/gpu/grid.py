@@ -241,7 +241,8 @@ def round_f16(value: Expr) -> Expr:
     tiny = T.max(T.int32(113) - (size >> T.int32(23)), T.int32(0))
     drop = let(T.int32(13) + T.min(tiny, T.int32(10)))
     odd = T.bitwise_and(size >> drop, T.int32(1))
-    carried = let(size + (T.int32(1) << (drop - T.int32(1))) - T.int32(1) + odd)
+    finite = T.min(size, T.int32(0x7F800000))  # a NaN's bits would overflow
+    carried = let(finite + (T.int32(1) << (drop - T.int32(1))) - T.int32(1) + odd)
     near = let((carried >> drop) << drop)
     # below 2^-24 that or zero, a tie to zero
     smallest = T.Select(size > T.int32(0x33000000), T.int32(0x33800000), T.int32(0))

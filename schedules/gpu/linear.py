@@ -40,19 +40,11 @@ def linear_gpu(op: Linear, p: GpuProfile, a: SimpleNamespace) -> None:
     ]
     most_low = max(LOW[0], HIGH[0] * BUSY // (op.groups * -(-op.rows // HIGH[1])))
     sizes = [LOW] if most_low > MOST or not fits(p, *HIGH) else [LOW, HIGH]
-    product = _product(op, p, sizes)
+    product = product_of(p, op.act, sizes)
     many = [partial(_many, op, a, weights, product, *size) for size in sizes]
     if len(many) > 1:
         cases.append((most_low, many[0]))
     _branch(a.n, cases, many[-1])
-
-
-def _product(op: Linear, p: GpuProfile, sizes: list[tuple[int, int]]) -> Product:
-    """What multiplies tiles.
-
-    One matrix per head is MLA's, whose attended latent is float32 whatever the activations are.
-    """
-    return product_of(p, op.act, sizes) if op.groups == 1 else matmul
 
 
 def _branch(n: Expr, cases: list[tuple[int, Emit]], last: Emit) -> None:

@@ -7,8 +7,8 @@ k again for the next ones. So the result does not depend on the size of a subgro
 
 Rows of x that hold float16 values stay exact; weights are rounded to float16, as they are in a
 float16 run. BF16 loses bits below 2^-14 only, MXFP4 is exact for scale bytes 104 to 140, F32 keeps
-11 bits, and what is beyond 65504 becomes infinite. A sum is in the order of k, so it depends
-neither on the size of the tile nor on the other rows in it.
+11 bits, and what is beyond 65504 becomes infinite (docs/numerics.md has the conditions). A sum is
+in the order of k, so it depends neither on the size of the tile nor on the other rows in it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from k3tvm._ffi import PINS
 from k3tvm.bundle.manifest import CodeEntry, DeviceKernel, FileEntry, Manifest
 from k3tvm.vulkan.devices import Device, parse
 
+LIBRARY = b"x"
 FEATURES = (
     "float16 int8 int16 int64 float64 storage8 storage16 subgroup_arithmetic subgroup_shuffle"
 )
@@ -51,21 +53,24 @@ def device(index: int = 0, name: str = "Test GPU", **changes: Any) -> Device:
 
 
 def bundle(folder: Path, *code: CodeEntry, **changes: Any) -> str:
-    """A bundle of nothing but a manifest."""
-    folder.mkdir()
+    """A bundle of nothing but a manifest and libraries of one byte."""
+    (folder / "code").mkdir(parents=True)
+    for entry in code:
+        (folder / entry.file.path).write_bytes(LIBRARY)
     facts: dict[str, Any] = {
         "config": {}, "activations": "float32", "code": code, "arrays": (), "params": (),
         "states": (), "sites": 1, "max_rows": 1, "slots": 1, "context": 1, "source": "",
-        "versions": dict(PINS), "has_weights": False,
+        "versions": dict(PINS), "has_weights": True,
     }  # fmt: skip
     Manifest(**(facts | changes)).save(folder)
     return str(folder)
 
 
 def code(target: str, isa: str = "", *kernels: DeviceKernel) -> CodeEntry:
-    """A library in a manifest; its file is never opened."""
+    """A library in a manifest; its file is never loaded."""
     kind = target.split(":")[0].split("-")[0]
-    return CodeEntry(target, kind, "", isa, FileEntry("code/a.so", 1, ""), (), kernels)
+    file = FileEntry(f"code/{kind}.so", len(LIBRARY), hashlib.sha256(LIBRARY).hexdigest())
+    return CodeEntry(target, kind, "", isa, file, (), kernels)
 
 
 NVIDIA = code(

@@ -192,6 +192,38 @@ def test_something_else_than_a_bundle_exits_2(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("file", ["code/vulkan.so", "manifest.json"])
+@pytest.mark.parametrize("harm", ["missing", "cut", "changed"])
+def test_f28_a_damaged_bundle_exits_2(
+    doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, harm: str
+) -> None:
+    """No device is said to run what would be refused when it is opened."""
+    path = bundle(tmp_path / "b", NVIDIA)
+    victim = Path(path, file)
+    data = victim.read_bytes()
+    victim.unlink()
+    if harm != "missing":
+        changed = data.replace(b"45056", b"256").replace(b"x", b"y")
+        victim.write_bytes(data[: len(data) // 2] if harm == "cut" else changed)
+    assert main(["doctor", path]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_code_without_weights_is_judged_as_such(doctor: Doctor, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "b", NVIDIA, has_weights=False)
+    text = doctor(path, found=(GPU,))[1]
+    assert f"the code of {path} (it has no weights) can run here" in text
+
+
+def test_a_loader_that_the_environment_names_is_the_one_judged(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("K3TVM_VULKAN_LOADER", "libno-such-loader.so.9")
+    status, text = doctor()
+    assert status == 1
+    assert "PROBLEM: libno-such-loader.so.9 is not installed" in rows(text)["loader"]
+
+
 def test_help_lists_every_profile(capsys: pytest.CaptureFixture[str]) -> None:
     from k3tvm.compiler.targets.vulkan import FROM_DEVICE, PROFILES
 

@@ -7,18 +7,24 @@ as well; here are the comparisons between the two.
 from __future__ import annotations
 
 import dataclasses
+import gc
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from k3tvm._ffi import tvm_ffi
 from k3tvm.bundle.manifest import Manifest
 from k3tvm.checkpoint.presets import PRESETS
 from k3tvm.compare.metrics import agreement
 from k3tvm.compiler.compile import Options, compile_checkpoint
 from k3tvm.errors import DeviceError
 from k3tvm.runtime.engine import Engine
+from k3tvm.runtime.state import state_bytes
 from k3tvm.schedules.sampling import kept_mass
+from k3tvm.vulkan.devices import size
 from tests.bundles import CONTEXT, Bundles
 from tests.devices import require
 from tests.tolerances import tolerance
@@ -92,6 +98,13 @@ def test_one_bundle_serves_two_kinds_of_device(both: Path) -> None:
         ("vulkan:no such card", ["no such card", "is not there"]),
         ("cpu:1", ["there is one CPU"]),
         ("cuda", ["not known", "cpu, vulkan"]),
+        ("", ["not known", "cpu, vulkan"]),
+        ("VULKAN", ["not known", "cpu, vulkan"]),
+        ("cpu,vulkan", ["not known", "cpu, vulkan"]),
+        ("vulkan:", ["nothing stands after the colon"]),
+        ("vulkan: ", ["nothing stands after the colon"]),
+        ("cpu:", ["nothing stands after the colon"]),
+        ("vulkan:-1", ["-1", "is not there"]),
     ],
 )
 def test_f26_a_device_that_is_absent_is_an_error(both: Path, device: str, words: list[str]) -> None:
@@ -119,6 +132,30 @@ def test_f25_a_device_below_what_the_kernels_need_is_refused_at_load(both: Path)
             Engine.open(both, device="vulkan")
     finally:
         manifest.save(both)
+
+
+def test_f29_what_does_not_fit_is_refused_with_what_is_needed_and_what_is_left(both: Path) -> None:
+    """Before anything is copied; the limit is kept to by the buffers for copies as well."""
+    Engine.open(both, device="vulkan")  # has the plug-in loaded
+    gc.collect()
+    stats = tvm_ffi.get_global_func("k3tvm.vulkan.stats")
+    limit = tvm_ffi.get_global_func("k3tvm.vulkan.set_memory_limit")
+    before = json.loads(stats(0))
+    limit(0, before["block_bytes"] + (1 << 20))
+    try:
+        with pytest.raises(DeviceError) as caught:
+            Engine.open(both, device="vulkan", slots=500, context=4096)
+    finally:
+        limit(0, 0)
+    said = re.search(
+        r"parameters \((\S+ MiB)\) and state \((\S+ GiB) for 500 slots with context 4096",
+        str(caught.value),
+    )
+    assert said and "fewer slots" in caught.value.cure and "MiB are left" in str(caught.value)
+    manifest = Manifest.load(both)
+    assert said[1] == size(sum(a.nbytes for a in manifest.arrays))
+    assert said[2] == size(state_bytes(manifest.states, 500, 4096))
+    assert json.loads(stats(0))["used_bytes"] == before["used_bytes"]
 
 
 def test_f5_slots_of_a_device_do_not_leak(bundles: Bundles) -> None:
@@ -155,3 +192,6 @@ def test_tokens_are_drawn_on_the_device(both: Path, device: str) -> None:
     assert engine.sample([(0.8, 40, 0.9, float(u)) for u in middle]) == token
     with pytest.raises(DeviceError, match="1 choices: one for each row"):
         engine.sample([(0, 0, 1, 0)])
+    for wrong in ((-1, 0, 1, 0), (np.inf, 0, 1, 0), (1, -1, 1, 0), (1, 0, 0, 0), (1, 0, 1, 1)):
+        with pytest.raises(DeviceError, match="cannot be drawn from"):
+            engine.sample([wrong, (0, 0, 1, 0)])

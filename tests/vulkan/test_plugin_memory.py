@@ -12,7 +12,7 @@ import pytest
 
 from k3tvm._ffi import tvm_ffi
 from k3tvm.errors import DeviceError
-from tests.vulkan.rig import Rig, function, mix, rig, spin
+from tests.vulkan.rig import Rig, function, in_process, mix, rig, spin, told
 
 MIB = 1 << 20
 RANDOM = np.random.default_rng(0)
@@ -162,3 +162,24 @@ def test_tensors_of_the_host_are_refused():
     host = tvm_ffi.from_dlpack(np.zeros(4, "uint32"))
     with pytest.raises(DeviceError, match="not in a Vulkan device's memory"):
         function("fill")(host, 0, 4, 0)
+
+
+def test_f29_buffers_for_copies_keep_to_the_limit_too():
+    """A process of its own: where they have been made already, they stay."""
+    code = """
+import json, sys
+import numpy as np
+from k3tvm.errors import DeviceError
+from tests.vulkan.rig import function, rig
+device = rig()
+function("set_memory_limit")(0, 8 << 20)
+try:
+    tensor = device.memory.put(np.zeros(4096, "uint32"))
+    device.memory.get(tensor)
+    sys.stdout.write("copied")
+except DeviceError as error:
+    sys.stdout.write(f"{error}")
+assert device.stats()["block_bytes"] <= 8 << 20
+"""
+    said = told(in_process(code, K3TVM_VULKAN_STAGING="1"))
+    assert re.search(r"asked for 16777216 bytes, 16384 in use, \d+ available of 8388608 ", said)

@@ -9,6 +9,7 @@ import pytest
 
 from k3tvm.errors import DeviceError
 from k3tvm.vulkan import plugin
+from k3tvm.vulkan.devices import INSTALL
 from tests.vulkan.rig import ROOT, USE, function, in_process, rig, told
 
 RUN = USE + "x = rig().memory.put(np.zeros(64, 'uint32')); rig().run(mix(), x, x, 1, 64)"
@@ -29,10 +30,19 @@ for ask in (lambda: rig().memory.put(np.zeros(4, "uint32")), lambda: function("d
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [
-        ({"K3TVM_VULKAN_LOADER": "/nowhere/libvulkan.so"}, "no Vulkan loader on this system"),
+        (
+            {"K3TVM_VULKAN_LOADER": "/nowhere/libvulkan.so"},
+            f"no Vulkan loader on this system (/nowhere/libvulkan.so); {INSTALL}",
+        ),
         ({"K3TVM_VULKAN_LOADER": "libc.so.6"}, "libc.so.6 is no Vulkan loader"),
-        ({"VK_DRIVER_FILES": "/nowhere", "VK_ICD_FILENAMES": "/nowhere"}, "no Vulkan driver"),
-        ({"K3TVM_VULKAN_VALIDATION": "1", "VK_LAYER_PATH": "/nowhere"}, "is not installed"),
+        (
+            {"VK_DRIVER_FILES": "/nowhere", "VK_ICD_FILENAMES": "/nowhere"},
+            f"no Vulkan driver is installed; {INSTALL}",
+        ),
+        (
+            {"K3TVM_VULKAN_VALIDATION": "1", "VK_LAYER_PATH": "/nowhere"},
+            "is not installed; apt install vulkan-validationlayers",
+        ),
     ],
 )
 def test_a_machine_without_vulkan_is_told_why(environment, reason):
@@ -134,6 +144,34 @@ def test_a_library_for_another_tvm_is_refused_before_it_is_loaded(tmp_path, monk
         plugin._check(other)
     with pytest.raises(DeviceError, match="was not built.*apt install libvulkan-dev"):
         plugin._check(tmp_path / "absent.so")
+
+
+@pytest.mark.parametrize("part", [0.01, 0.72, 0.8, 0.99])
+def test_f28_a_library_that_is_cut_short_is_refused(tmp_path: Path, part: float) -> None:
+    """The linker maps what is there and the process dies when it reads the rest; TVM's too."""
+    data = plugin.LIBRARY.read_bytes()
+    cut = tmp_path / "libk3tvm_vulkan.so"
+    cut.write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(DeviceError, match="is damaged, here is .*--build"):
+        plugin._check(cut)
+
+
+def test_f28_a_library_that_cannot_be_linked_is_an_error_and_silent_for_tvm(tmp_path: Path) -> None:
+    data = plugin.LIBRARY.read_bytes()
+    (tmp_path / "odd.so").write_bytes(data.replace(b"libtvm_runtime.so", b"libtvm_nowhere.so"))
+    code = f"""
+import pathlib, sys
+from k3tvm.errors import DeviceError
+from k3tvm.vulkan import autoload, plugin
+plugin.LIBRARY = pathlib.Path({str(tmp_path / "odd.so")!r})
+autoload()
+try:
+    plugin.load()
+except DeviceError as error:
+    sys.stdout.write(str(error))
+"""
+    said = told(in_process(code))
+    assert "cannot be loaded: libtvm_nowhere.so" in said and said.endswith("--build")
 
 
 OWN = """

@@ -111,6 +111,38 @@ def test_unfit_tools_are_named(tmp_path, fresh_tools, monkeypatch, says, words):
         tools.find_tools()
 
 
+@pytest.mark.parametrize("content", ["", "no program", "#!/nowhere/sh", "\x7fELF"])
+def test_a_tool_that_cannot_be_run_is_named(tmp_path, fresh_tools, monkeypatch, content):
+    path = program(tmp_path, "")
+    path.write_text(content)
+    monkeypatch.setattr(tools, "_candidates", lambda names: iter([(path, None)]))
+    with pytest.raises(TargetError, match=f"{path} (cannot be run|does not tell).*; pip install"):
+        tools.find_tools()
+
+
+def test_a_tool_that_dies_without_a_word_is_told_apart(cache, tmp_path, monkeypatch):
+    """Its status is the message."""
+    path = program(tmp_path, "")
+    path.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    found = dict(tools.find_tools()) | {"spirv-val": tools.Tool(path, "2025.1")}
+    monkeypatch.setattr(spirv, "find_tools", lambda: found)
+    spirv._stamp.cache_clear()
+    with pytest.raises(TargetError, match=r"spirv-val says: nothing, and ended with status -11;"):
+        spirv.compile_one(GOOD, "k")
+    spirv._stamp.cache_clear()
+
+
+def test_a_full_disk_is_one_line_also_through_tvm(cache, monkeypatch):
+    """TVM, which calls the generator, turns errors that it does not know into tracebacks."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(spirv.tempfile, "TemporaryDirectory", full)
+    with pytest.raises(TargetError, match="No space left on device; .* TMPDIR"):
+        spirv.compile_one(GOOD, "k")
+
+
 def test_program_on_the_path_is_the_last_resort(tmp_path, monkeypatch):
     """Those of the Python environment come first: they were installed with k3tvm."""
     path = program(tmp_path, "Glslang Version: 11:15.0.0")

@@ -18,8 +18,10 @@ def profile_of(target: str) -> TargetProfile:
 
     A profile's own name, such as "vulkan-nvidia", is understood too. TargetError if there is none.
     """
-    match = re.fullmatch(r"([a-z]*)[:-]?(.*)", target, re.DOTALL)
-    kind, variant = match.groups() if match else ("", "")
+    match = re.fullmatch(r"([a-z]*)([:-]?)(.*)", target, re.DOTALL)
+    kind, separator, variant = match.groups() if match else ("", "", "")
     if kind not in TARGETS:
         raise TargetError(f"target {target!r}: not known; choose one of: {', '.join(TARGETS)}")
+    if separator and not variant or variant.endswith(":"):
+        raise TargetError(f"target {target!r}: nothing stands after {target[-1]!r}")
     return TARGETS[kind](variant)

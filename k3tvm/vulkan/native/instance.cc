@@ -59,7 +59,7 @@ std::string Create(VkInstance* instance) {
   info.enabledExtensionCount = static_cast<uint32_t>(extensions.size());
   info.ppEnabledExtensionNames = extensions.data();
   VkResult result = Global<PFN_vkCreateInstance>("vkCreateInstance")(&info, nullptr, instance);
-  if (result == VK_ERROR_INCOMPATIBLE_DRIVER) return "no Vulkan driver is installed";
+  if (result == VK_ERROR_INCOMPATIBLE_DRIVER) return Text("no Vulkan driver is installed", kInstall);
   Check(result, "vkCreateInstance");
   if (Validation::Wanted()) validation.Attach(*instance);
   return "";
@@ -80,7 +80,7 @@ std::string Open(Instance* instance) {
   std::string missing = LoadFunctions(instance->handle);
   if (!missing.empty()) return Text("the Vulkan loader has no ", missing);
   instance->devices = List(instance->handle);
-  return instance->devices.empty() ? "no Vulkan driver offers a device" : "";
+  return instance->devices.empty() ? Text("no Vulkan driver offers a device", kInstall) : "";
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ void* Symbol(void* library, const char* name) { return dlsym(library, name); }
 #endif
 
 std::vector<std::string> LoaderNames() {
-  if (const char* chosen = std::getenv("K3TVM_VULKAN_LOADER")) return {chosen};
+  const char* chosen = std::getenv("K3TVM_VULKAN_LOADER");
+  if (chosen && *chosen) return {chosen};
 #if defined(_WIN32)
   return {"vulkan-1.dll"};
 #elif defined(__APPLE__)
@@ -51,7 +52,7 @@ std::string OpenLoader() {
     vk.GetInstanceProcAddr = reinterpret_cast<PFN_vkGetInstanceProcAddr>(entry);
     return "";
   }
-  return Text("no Vulkan loader on this system (", tried, ")");
+  return Text("no Vulkan loader on this system (", tried, ")", kInstall);
 }
 
 std::string LoadFunctions(VkInstance instance) {

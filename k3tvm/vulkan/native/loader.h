@@ -9,6 +9,10 @@
 
 namespace k3tvm::vulkan {
 
+// The cure where loader or driver are missing.
+inline constexpr char kInstall[] =
+    "; on Debian and Ubuntu: apt install libvulkan1 mesa-vulkan-drivers";
+
 // Every entry point, by its name without "vk".
 #define K3TVM_VULKAN_FUNCTIONS(X)                                                               \
   X(EnumeratePhysicalDevices)                                                                   \

@@ -130,12 +130,15 @@ uint64_t Memory::Available() const {
 }
 
 void Memory::ThrowFull(uint64_t asked) const {
-  Throw(kOutOfMemory, Text(gpu_->facts.Title(), ": out of memory: asked for ", asked, " bytes, ",
-                           used_, " in use, ", Available(), " available"));
+  Throw(kOutOfMemory,
+        Text(gpu_->facts.Title(), ": out of memory: asked for ", asked, " bytes, ", used_,
+             " in use, ", Available(), " available of ", Budget(), " (", block_bytes_,
+             " are held, with room for copies); use fewer slots or a smaller context"));
 }
 
 Block Memory::Dedicated(uint64_t size, Purpose purpose) {
   Block block;
+  if (limit_ && size > limit_ - std::min(limit_, block_bytes_)) ThrowFull(size);
   if (!MakeBlock(gpu_, size, purpose, &block)) ThrowFull(size);
   block_bytes_ += block.bytes;
   ++dedicated_;

@@ -67,7 +67,8 @@ bool Validation::Wanted() {
 
 std::string Validation::Extend(VkInstanceCreateInfo* info, std::vector<const char*>* extensions) {
   if (!HasLayer(layer_)) {
-    return Text("K3TVM_VULKAN_VALIDATION is set and ", layer_, " is not installed");
+    return Text("K3TVM_VULKAN_VALIDATION is set and ", layer_,
+                " is not installed; apt install vulkan-validationlayers, or unset it");
   }
   info->enabledLayerCount = 1;
   info->ppEnabledLayerNames = &layer_;
