@@ -203,7 +203,7 @@ def test_f28_a_damaged_bundle_exits_2(
     data = victim.read_bytes()
     victim.unlink()
     if harm != "missing":
-        changed = data.replace(b"45056", b"256").replace(b"x", b"y")
+        changed = data.replace(b"45056", b"256") if file == "manifest.json" else b"y"
         victim.write_bytes(data[: len(data) // 2] if harm == "cut" else changed)
     assert main(["doctor", path]) == 2
     assert capsys.readouterr().err.count("\n") == 1
