@@ -296,7 +296,7 @@ def _check_memory(manifest: Manifest, device: Device, slots: int, context: int) 
     if weights + state > room:
         raise DeviceError(
             f"parameters ({size(weights)}) and state ({size(state)} for {slots} slots with context"
-            f" {context}) do not fit into its memory: {size(room)} are left",
+            f" {context}) do not fit into memory: {size(room)} are left",
             where=device.label,
             cure="use fewer slots or a smaller context"
             if weights < room
