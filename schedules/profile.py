@@ -53,6 +53,19 @@ Feature = Literal[
 ]
 
 
+# Feature -> option of a TVM target; TVM has no word for subgroup operations
+OPTIONS: dict[Feature, str] = {
+    "float16": "supports_float16",
+    "int8": "supports_int8",
+    "int16": "supports_int16",
+    "int64": "supports_int64",
+    "float64": "supports_float64",
+    "storage8": "supports_8bit_buffer",
+    "storage16": "supports_16bit_buffer",
+    "cooperative_matrix": "supports_cooperative_matrix",
+}
+
+
 @dataclass(frozen=True)
 class GpuProfile:
     """Facts about a GPU that choose and shape kernels; limits that every kernel is checked against.
@@ -83,16 +96,6 @@ class GpuProfile:
         thread_warp_size is 1 whatever the hardware has: TVM drops barriers inside a warp, and a
         subgroup is not one on every device.
         """
-        names = {
-            "float16": "supports_float16",
-            "int8": "supports_int8",
-            "int16": "supports_int16",
-            "int64": "supports_int64",
-            "float64": "supports_float64",
-            "storage8": "supports_8bit_buffer",
-            "storage16": "supports_16bit_buffer",
-            "cooperative_matrix": "supports_cooperative_matrix",
-        }
         return {
             "kind": self.kind,
             "thread_warp_size": 1,
@@ -101,7 +104,7 @@ class GpuProfile:
             "max_shared_memory_per_block": self.shared_bytes,
             "max_push_constants_size": self.push_bytes,
             "host": {"kind": "llvm", "mcpu": self.mcpu},
-        } | {option: feature in self.features for feature, option in names.items()}
+        } | {option: feature in self.features for feature, option in OPTIONS.items()}
 
 
 TargetProfile = CpuProfile | GpuProfile

@@ -7,20 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from k3tvm.errors import TargetError
-from k3tvm.schedules.profile import Feature, GpuProfile
+from k3tvm.schedules.profile import OPTIONS, GpuProfile
 from k3tvm.vulkan.module import KernelInfo
-
-# Feature -> option of a TVM target
-OPTIONS: dict[Feature, str] = {
-    "float16": "supports_float16",
-    "int8": "supports_int8",
-    "int16": "supports_int16",
-    "int64": "supports_int64",
-    "float64": "supports_float64",
-    "storage8": "supports_8bit_buffer",
-    "storage16": "supports_16bit_buffer",
-    "cooperative_matrix": "supports_cooperative_matrix",
-}
 
 
 def check_kernel(kernel: KernelInfo, profile: GpuProfile) -> None:

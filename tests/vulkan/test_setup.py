@@ -56,6 +56,7 @@ Signed-By:
  mDMEY
 """
 HOST = "http://a.example/debian"
+OTHER = "http://z.example/other"
 OPTIONS = "[arch=amd64 signed-by=/k.gpg]"
 
 
@@ -94,7 +95,7 @@ def test_deb822_the_stanza_of_the_release_is_taken_with_its_key(apt: Path) -> No
     ],
 )
 def test_one_line_sources(apt: Path, text: str, wanted: str) -> None:
-    (apt / "sources.list").write_text(f"deb http://z.example/other stable main\n{text}\n")
+    (apt / "sources.list").write_text(f"deb {OTHER} stable main\n{text}\n")
     said = run(apt, "backports_source bookworm")
     assert said == (f"k3tvm-backports.list\n{wanted}\n" if wanted else "")
 
@@ -108,9 +109,9 @@ def test_without_sources_there_is_no_backports_source(apt: Path) -> None:
     ("name", "text", "known"),
     [
         ("x.sources", "Types: deb\nSuites: bookworm bookworm-backports\n", True),
-        ("x.list", "deb http://a.example/debian bookworm-backports main", True),
-        ("x.list", "#deb http://a.example/debian bookworm-backports main", False),
-        ("x.list", "deb http://a.example/debian bookworm-backports-sloppy main", False),
+        ("x.list", f"deb {HOST} bookworm-backports main", True),
+        ("x.list", f"#deb {HOST} bookworm-backports main", False),
+        ("x.list", f"deb {HOST} bookworm-backports-sloppy main", False),
         ("x.sources.off", "Suites: bookworm-backports\n", False),
     ],
 )
