@@ -3,7 +3,6 @@
 #include <tvm/ffi/error.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "errors.h"
 #include "loader.h"
@@ -15,28 +14,11 @@ namespace {
 constexpr char kPortability[] = "VK_KHR_portability_enumeration";
 constexpr VkInstanceCreateFlags kListPortable = 1;  // younger than some headers, as is its name
 
-template <typename Function>
-Function Global(const char* name) {
-  return reinterpret_cast<Function>(vk.GetInstanceProcAddr(nullptr, name));
-}
-
 uint32_t LoaderVersion() {
   auto ask = Global<PFN_vkEnumerateInstanceVersion>("vkEnumerateInstanceVersion");
   uint32_t version = VK_API_VERSION_1_0;
   if (ask) Check(ask(&version), "vkEnumerateInstanceVersion");
   return version;
-}
-
-bool HasExtension(const char* wanted) {
-  auto list =
-      Global<PFN_vkEnumerateInstanceExtensionProperties>("vkEnumerateInstanceExtensionProperties");
-  uint32_t n = 0;
-  Check(list(nullptr, &n, nullptr), "vkEnumerateInstanceExtensionProperties");
-  std::vector<VkExtensionProperties> found(n);
-  Check(list(nullptr, &n, found.data()), "vkEnumerateInstanceExtensionProperties");
-  return std::any_of(found.begin(), found.end(), [wanted](const VkExtensionProperties& extension) {
-    return !std::strcmp(extension.extensionName, wanted);
-  });
 }
 
 std::string Create(VkInstance* instance) {
@@ -47,7 +29,7 @@ std::string Create(VkInstance* instance) {
   VkInstanceCreateInfo info{VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO};
   info.pApplicationInfo = &application;
   std::vector<const char*> extensions;
-  if (HasExtension(kPortability)) {  // lists MoltenVK, which is not a fully conforming driver
+  if (HasExtension(nullptr, kPortability)) {  // lists MoltenVK, which is not a fully conforming driver
     extensions.push_back(kPortability);
     info.flags |= kListPortable;
   }

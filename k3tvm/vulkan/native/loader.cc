@@ -1,6 +1,8 @@
 #include "loader.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #ifdef _WIN32
@@ -62,6 +64,18 @@ std::string LoadFunctions(VkInstance instance) {
   K3TVM_VULKAN_FUNCTIONS(K3TVM_LOAD)
 #undef K3TVM_LOAD
   return "";
+}
+
+bool HasExtension(const char* layer, const char* wanted) {
+  auto list =
+      Global<PFN_vkEnumerateInstanceExtensionProperties>("vkEnumerateInstanceExtensionProperties");
+  uint32_t n = 0;
+  Check(list(layer, &n, nullptr), "vkEnumerateInstanceExtensionProperties");
+  std::vector<VkExtensionProperties> found(n);
+  Check(list(layer, &n, found.data()), "vkEnumerateInstanceExtensionProperties");
+  return std::any_of(found.begin(), found.end(), [wanted](const VkExtensionProperties& extension) {
+    return !std::strcmp(extension.extensionName, wanted);
+  });
 }
 
 }  // namespace k3tvm::vulkan

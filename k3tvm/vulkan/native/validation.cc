@@ -28,11 +28,6 @@ VkBool32 VKAPI_PTR Collect(VkDebugUtilsMessageSeverityFlagBitsEXT, VkDebugUtilsM
   return VK_FALSE;
 }
 
-template <typename Function>
-Function Global(const char* name) {
-  return reinterpret_cast<Function>(vk.GetInstanceProcAddr(nullptr, name));
-}
-
 bool HasLayer(const char* wanted) {
   auto list = Global<PFN_vkEnumerateInstanceLayerProperties>("vkEnumerateInstanceLayerProperties");
   uint32_t n = 0;
@@ -41,19 +36,6 @@ bool HasLayer(const char* wanted) {
   Check(list(&n, layers.data()), "vkEnumerateInstanceLayerProperties");
   for (const auto& layer : layers) {
     if (!std::strcmp(layer.layerName, wanted)) return true;
-  }
-  return false;
-}
-
-bool LayerHasExtension(const char* layer, const char* wanted) {
-  auto list =
-      Global<PFN_vkEnumerateInstanceExtensionProperties>("vkEnumerateInstanceExtensionProperties");
-  uint32_t n = 0;
-  Check(list(layer, &n, nullptr), "vkEnumerateInstanceExtensionProperties");
-  std::vector<VkExtensionProperties> extensions(n);
-  Check(list(layer, &n, extensions.data()), "vkEnumerateInstanceExtensionProperties");
-  for (const auto& extension : extensions) {
-    if (!std::strcmp(extension.extensionName, wanted)) return true;
   }
   return false;
 }
@@ -79,7 +61,7 @@ std::string Validation::Extend(VkInstanceCreateInfo* info, std::vector<const cha
       VK_DEBUG_UTILS_MESSAGE_TYPE_GENERAL_BIT_EXT | VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT;
   messenger_.pfnUserCallback = Collect;
   info->pNext = &messenger_;  // so that creating the instance is watched, too
-  if (LayerHasExtension(layer_, VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME)) {
+  if (HasExtension(layer_, VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME)) {
     extensions->push_back(VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME);
     features_.enabledValidationFeatureCount = 1;
     features_.pEnabledValidationFeatures = &synchronization_;
