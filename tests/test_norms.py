@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from k3tvm.relax_models.operators import RmsNorm
-from tests.kernels import expect, host_profiles, relative_error, run
+from tests.kernels import expect, profiles, relative_error, run
 from tests.tolerances import tolerance
 
 
-@pytest.mark.parametrize("profile", host_profiles(), ids=lambda p: p.name)
-@pytest.mark.parametrize("act", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 37), (2, 64), (5, 100)])
+@pytest.mark.parametrize("profile", profiles(), ids=lambda p: p.name)
+@pytest.mark.parametrize("act", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 37), (2, 64), (5, 100), (2, 1000)])
 def test_rms_norm(profile, act, rows, width):
     rng = np.random.default_rng(rows * 1000 + width)
     inputs = {
@@ -38,7 +38,7 @@ def test_f11_rows_that_are_not_finite_are_flagged_for_their_slot_only(bad):
         "health": np.zeros((3, 4), np.int32),
     }
     op = RmsNorm(20, 1e-5, "float32")
-    for profile in host_profiles():
+    for profile in profiles():
         got = run(op, profile, inputs, {"site": 1})
         assert np.argwhere(got["health"]).tolist() == [[1, 1]]
         np.testing.assert_array_equal(got["health"], expect(op, inputs, {"site": 1})["health"])
