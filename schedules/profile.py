@@ -27,6 +27,7 @@ class CpuProfile:
     tasks: int = 16
 
     family = "cpu"
+    code_kind = "cpu"
 
     def tvm_target(self) -> dict[str, Any]:
         """The target as TVM takes it."""
@@ -39,6 +40,12 @@ class CpuProfile:
         return self.isa != "portable"
 
 
+GpuKind = Literal["vulkan", "cuda", "metal"]
+
+Platform = Literal["linux", "macos", "ios"]
+
+TRIPLES: dict[Platform, str] = {"macos": "arm64-apple-macos", "ios": "arm64-apple-ios"}
+
 Feature = Literal[
     "float16",
     "int8",
@@ -49,11 +56,13 @@ Feature = Literal[
     "storage16",
     "subgroup_arithmetic",
     "subgroup_shuffle",
-    "cooperative_matrix",
+    "cooperative_matrix",  # Vulkan
+    "tensor_core",  # CUDA: mma.sync of bfloat16 with float32 sums, sm_80 and newer
+    "simdgroup_matrix",  # Metal: 8 x 8 matrices of float32, Apple7 and newer
 ]
 
 
-# Feature -> option of a TVM target; TVM has no word for subgroup operations
+# Feature -> option of a TVM target for Vulkan; it has no word for subgroup operations
 OPTIONS: dict[Feature, str] = {
     "float16": "supports_float16",
     "int8": "supports_int8",
@@ -72,11 +81,13 @@ class GpuProfile:
 
     threads: of one workgroup at most; threads_xyz: the same per dimension. shared_bytes: shared
     memory of a workgroup. grid: workgroups per dimension. push_bytes: kernel arguments that can be
-    pushed; more travel in a block of memory. features: what kernels may use beyond 32-bit types.
-    subgroup: threads that run in lock step, for tuning only: no kernel depends on it (0: unknown).
+    pushed; more travel in a block of memory (Vulkan). features: what kernels may use beyond 32-bit
+    types. subgroup: threads that run in lock step, for tuning only, unless a feature says more (0:
+    unknown). archs: CUDA architectures to make code for, such as "sm_90a". platform: the system
+    that the host's code is for. emulated: the device's code is made to run on the CPU.
     """
 
-    kind: Literal["vulkan"]
+    kind: GpuKind
     name: str
     threads: int = 256
     threads_xyz: tuple[int, int, int] = (256, 256, 64)
@@ -85,26 +96,56 @@ class GpuProfile:
     push_bytes: int = 128
     features: frozenset[Feature] = frozenset()
     subgroup: int = 32
+    archs: tuple[str, ...] = ()
+    platform: Platform = "linux"
+    emulated: bool = False
 
     family = "gpu"
-    mcpu = "x86-64"  # of the host code, which only launches kernels
     isa: ClassVar[Isa] = "portable"
 
+    @property
+    def code_kind(self) -> str:
+        """The kind of the code in a bundle, and of the device that runs it."""
+        return f"{self.kind}-emulated" if self.emulated else self.kind
+
+    @property
+    def mcpu(self) -> str:
+        """The processor that the host's code is for; it only launches kernels."""
+        return "x86-64" if self.platform == "linux" else "apple-m1"
+
     def tvm_target(self) -> dict[str, Any]:
-        """The target as TVM takes it; code of the host is for any x86-64.
+        """The target as TVM takes it.
 
         thread_warp_size is 1 whatever the hardware has: TVM drops barriers inside a warp, and a
         subgroup is not one on every device.
         """
-        return {
+        host = {"kind": "llvm", "mcpu": self.mcpu}
+        if self.platform != "linux":
+            host["mtriple"] = TRIPLES[self.platform]
+        limits = {
             "kind": self.kind,
             "thread_warp_size": 1,
             "max_threads_per_block": self.threads,
-            "max_num_threads": self.threads,
             "max_shared_memory_per_block": self.shared_bytes,
-            "max_push_constants_size": self.push_bytes,
-            "host": {"kind": "llvm", "mcpu": self.mcpu},
-        } | {option: feature in self.features for feature, option in OPTIONS.items()}
+            "host": host,
+        }
+        return limits | _OWN_OPTIONS[self.kind](self)
 
+
+def _vulkan_options(p: GpuProfile) -> dict[str, Any]:
+    options: dict[str, Any] = {option: f in p.features for f, option in OPTIONS.items()}
+    return options | {"max_num_threads": p.threads, "max_push_constants_size": p.push_bytes}
+
+
+def _cuda_options(p: GpuProfile) -> dict[str, Any]:
+    """TVM generates the same text for all architectures; the oldest stands for them."""
+    return {"arch": p.archs[0] if p.archs else "sm_80"}
+
+
+def _metal_options(p: GpuProfile) -> dict[str, Any]:
+    return {"max_num_threads": p.threads}
+
+
+_OWN_OPTIONS = {"vulkan": _vulkan_options, "cuda": _cuda_options, "metal": _metal_options}
 
 TargetProfile = CpuProfile | GpuProfile

@@ -45,7 +45,7 @@ def compiled(op: Operator, profile: TargetProfile) -> Any:
     pipeline = "default"
     if profile.family == "gpu":
         load_vulkan()
-        pipeline = lowering.register()
+        pipeline = lowering.register(profile.kind)
     module = tvm.IRModule({op.key: func})
     return tvm.compile(module, target=target, tir_pipeline=pipeline)[op.key]
 

@@ -54,7 +54,7 @@ def kernel(name: str, profile: TargetProfile, lanes: int) -> Any:
     pipeline = "default"
     if profile.family == "gpu":
         load_vulkan()
-        pipeline = lowering.register()
+        pipeline = lowering.register(profile.kind)
     module = tvm.IRModule({name: builder.get().with_attr("global_symbol", name)})
     target = tvm.target.Target(profile.tvm_target())
     return tvm.compile(module, target=target, tir_pipeline=pipeline)[name]

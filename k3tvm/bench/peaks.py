@@ -96,7 +96,9 @@ def _device_read_rate(index: int) -> float:
     module = tvm.IRModule({"read": _device_read_kernel()})
     with lowering.device_code(profile):
         target = tvm.target.Target(profile.tvm_target())
-        kernel = tvm.compile(module, target=target, tir_pipeline=lowering.register())["read"]
+        kernel = tvm.compile(module, target=target, tir_pipeline=lowering.register(profile.kind))[
+            "read"
+        ]
     memory = DeviceMemory(VULKAN, index, "k3tvm.vulkan")
     data = memory.block((READ_BYTES // 4,), "float32")
     sums = memory.block((READ_BYTES // PART,), "float32")

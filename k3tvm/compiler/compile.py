@@ -23,17 +23,16 @@ from k3tvm.checkpoint.checkpoint import Checkpoint
 from k3tvm.compiler.alone import alone
 from k3tvm.compiler.convert import pieces
 from k3tvm.compiler.formats import formats_of
+from k3tvm.compiler.lowering import generator
 from k3tvm.compiler.pipeline import Compiled, compile_module
 from k3tvm.compiler.plan import plan_units
-from k3tvm.compiler.targets import profile_of
+from k3tvm.compiler.targets import profile_of, split_targets
 from k3tvm.errors import BundleError, CheckpointError, K3Error, TargetError
 from k3tvm.relax_models.decoder import Model, build_model
 from k3tvm.relax_models.graph import MAX_ROWS
 from k3tvm.relax_models.operators import Activation
 from k3tvm.relax_models.parameters import Parameter
 from k3tvm.schedules.profile import GpuProfile, TargetProfile
-from k3tvm.vulkan import plugin
-from k3tvm.vulkan.tools import find_tools
 
 DEFAULT_CONTEXT = 4096
 
@@ -112,7 +111,7 @@ def compile_checkpoint(
 
 def _profiles(targets: str) -> list[TargetProfile]:
     """The profiles of names with commas between them."""
-    profiles = [profile_of(name.strip()) for name in targets.split(",")]
+    profiles = [profile_of(name) for name in split_targets(targets)]
     if len({p.name for p in profiles}) != len(profiles):
         raise TargetError(f"target {targets!r}: one of them is named twice")
     return profiles
@@ -172,9 +171,9 @@ def _check_tools(profiles: list[TargetProfile]) -> None:
     """Device code and linking come last; what they need is asked for first."""
     if tvm.support.cc.get_cc() is None:
         raise TargetError("no C++ compiler is found to link with", cure="install g++, or set CXX")
-    if any(isinstance(p, GpuProfile) for p in profiles):
-        plugin.load()
-        find_tools()
+    for profile in profiles:
+        if isinstance(profile, GpuProfile):
+            generator(profile).check_tools(profile)
 
 
 def _is_ours(partial: Path) -> bool:
@@ -235,9 +234,10 @@ def _write_codes(folder: Path, compiled: list[Compiled]) -> tuple[CodeEntry, ...
     """One library per target, named after its kind where that is enough."""
     shutil.rmtree(folder / "code", ignore_errors=True)
     (folder / "code").mkdir()
-    kinds = [c.profile.kind for c in compiled]
+    kinds = [c.profile.code_kind for c in compiled]
     names = [
-        c.profile.kind if kinds.count(c.profile.kind) == 1 else _label(c.profile) for c in compiled
+        kind if kinds.count(kind) == 1 else _label(c.profile)
+        for kind, c in zip(kinds, compiled, strict=True)
     ]
     return tuple(_write_code(folder, c, name) for c, name in zip(compiled, names, strict=True))
 
@@ -254,7 +254,7 @@ def _write_code(folder: Path, compiled: Compiled, name: str) -> CodeEntry:
         KernelEntry(k.operator.key, k.operator.name, k.schedule, k.reason) for k in compiled.kernels
     )
     p = compiled.profile
-    return CodeEntry(p.name, p.kind, p.mcpu, p.isa, entry, kernels, compiled.device_kernels)
+    return CodeEntry(p.name, p.code_kind, p.mcpu, p.isa, entry, kernels, compiled.device_kernels)
 
 
 def _write_params(

@@ -7,20 +7,25 @@ stand where the kernel wrote them, and nothing is moved.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from k3tvm._tvm import tvm
 from k3tvm.bundle.manifest import DeviceKernel
-from k3tvm.schedules.profile import GpuProfile
+from k3tvm.schedules.profile import GpuKind, GpuProfile
 
-PIPELINE = "k3tvm_gpu"
+PIPELINE = "k3tvm_gpu"  # and the kind
 
 
-def passes() -> list[Any]:
-    """What happens to a kernel before its code is generated, in order."""
+def passes(kind: GpuKind) -> list[Any]:
+    """What happens to a kernel before its code is generated, in order.
+
+    Common subexpressions are left to the compilers of CUDA and Metal: TVM's pass names the index of
+    a vector access, and TVM's generators of those two languages then access lane by lane.
+    """
     t = tvm.tirx.transform
     return [
         tvm.s_tir.transform.UnifyThreadBinding(),
@@ -32,7 +37,7 @@ def passes() -> list[Any]:
         t.VectorizeLoop(True),
         t.UnrollLoop(),
         t.StmtSimplify(),
-        t.CommonSubexprElim(),
+        *([t.CommonSubexprElim()] if kind == "vulkan" else []),
         # each launch becomes a device function
         t.VerifyMemory(),
         t.AnnotateEntryFunc(),
@@ -41,7 +46,7 @@ def passes() -> list[Any]:
     ]
 
 
-def register() -> str:
+def register(kind: GpuKind) -> str:
     """Make the list known to TVM; its name, as `relax.build(tir_pipeline=...)` takes it."""
     from tvm.tirx.compilation_pipeline import (
         PIPELINE_MAP,
@@ -50,14 +55,15 @@ def register() -> str:
         register_tir_pipeline,
     )
 
-    if PIPELINE not in PIPELINE_MAP:
+    name = f"{PIPELINE}_{kind}"
+    if name not in PIPELINE_MAP:
 
         def make() -> tuple[Any, Any, Any]:
-            whole = tvm.transform.Sequential(passes())
+            whole = tvm.transform.Sequential(passes(kind))
             return whole, finalize_host_passes, finalize_device_passes_tirx
 
-        register_tir_pipeline(PIPELINE, make)
-    return PIPELINE
+        register_tir_pipeline(name, make)
+    return name
 
 
 @contextmanager
@@ -69,17 +75,17 @@ def device_code(
     Yields a function that lists the kernels that were built. Their sources are written into the
     folder `kernels` of `dump`.
     """
-    from k3tvm.vulkan import build, plugin
-
-    plugin.load()
+    build = generator(profile)
     build.register()
-    with ExitStack() as stack:
-        built = stack.enter_context(build.compiling_for(profile))
-        if dump:
-            stack.enter_context(build.dumping(dump / "kernels"))
-        yield lambda: [
-            DeviceKernel(
-                k.name, k.local_size, k.shared_bytes, k.push_bytes, tuple(sorted(k.features))
-            )
-            for k in built
-        ]
+    with build.compiling_for(profile, dump / "kernels" if dump else None) as built:
+        yield lambda: [k.entry() for k in built]
+
+
+def generator(profile: GpuProfile) -> Any:
+    """The module that turns device functions into code: `build.py` of the profile's kind.
+
+    It has `check_tools(profile)`, which raises what would stop it later; `register()`, which makes
+    TVM use it; and `compiling_for(profile, dump)`, a context that yields the list of what was
+    built, each with `entry()`, its `DeviceKernel`.
+    """
+    return importlib.import_module(f"k3tvm.{profile.kind}.build")

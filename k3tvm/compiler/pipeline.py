@@ -99,7 +99,7 @@ def _build(
     if isinstance(profile, GpuProfile):
         with lowering.device_code(profile, dump) as device_kernels:
             executable = relax.build(
-                module, target, relax_pipeline=nothing, tir_pipeline=lowering.register()
+                module, target, relax_pipeline=nothing, tir_pipeline=lowering.register(profile.kind)
             )
         return executable, tuple(device_kernels())
     with tvm.transform.PassContext(disabled_pass=DISABLED):

@@ -11,48 +11,50 @@ from typing import Any
 from k3tvm._ffi import tvm_ffi
 from k3tvm.errors import TargetError
 from k3tvm.schedules.profile import GpuProfile
+from k3tvm.vulkan import plugin
 from k3tvm.vulkan.glsl.kernel import Shader, translate
 from k3tvm.vulkan.glsl.types import UnsupportedError
 from k3tvm.vulkan.limits import check_grid, check_kernel, profile_of
 from k3tvm.vulkan.module import KernelInfo, write_module
 from k3tvm.vulkan.spirv import compile_all, features
+from k3tvm.vulkan.tools import find_tools
 
 _dump: ContextVar[Path | None] = ContextVar("dump", default=None)
 _profile: ContextVar[GpuProfile | None] = ContextVar("profile", default=None)
 _kernels: ContextVar[list[KernelInfo] | None] = ContextVar("kernels", default=None)
 
 
+def check_tools(profile: GpuProfile) -> None:
+    """Raise what is missing for compiling to Vulkan."""
+    plugin.load()
+    find_tools()
+
+
 def register() -> None:
     """Let TVM compile for Vulkan with this generator; its errors keep their type on the way."""
+    plugin.load()
     for error in (TargetError, UnsupportedError):
         tvm_ffi.register_error(error.__name__, error)
     tvm_ffi.register_global_func("target.build.vulkan", build, override=True)
 
 
 @contextmanager
-def dumping(directory: Path) -> Iterator[None]:
-    """Inside, NAME.comp (GLSL) and NAME.spv of every kernel are written into `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    token = _dump.set(directory)
-    try:
-        yield
-    finally:
-        _dump.reset(token)
-
-
-@contextmanager
-def compiling_for(profile: GpuProfile) -> Iterator[list[KernelInfo]]:
+def compiling_for(profile: GpuProfile, dump: Path | None = None) -> Iterator[list[KernelInfo]]:
     """Inside, kernels are checked against all of `profile`, not only what a TVM target can say.
 
-    Yields a list that receives every kernel that was built.
+    Yields a list that receives every kernel that was built. NAME.comp (GLSL) and NAME.spv of each
+    are written into the folder `dump`.
     """
+    if dump:
+        dump.mkdir(parents=True, exist_ok=True)
     built: list[KernelInfo] = []
-    tokens = _profile.set(profile), _kernels.set(built)
+    tokens = _profile.set(profile), _kernels.set(built), _dump.set(dump)
     try:
         yield built
     finally:
         _profile.reset(tokens[0])
         _kernels.reset(tokens[1])
+        _dump.reset(tokens[2])
 
 
 def build(module: Any, target: Any) -> Any:

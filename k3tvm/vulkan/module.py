@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from k3tvm.bundle.manifest import DeviceKernel
 from k3tvm.errors import BundleError
 
 MAGIC, FORMAT = b"K3VK", 1
@@ -40,6 +41,16 @@ class KernelInfo:
     features: frozenset[str]
     source: str
     spirv: bytes
+
+    def entry(self) -> DeviceKernel:
+        """What the manifest says of it."""
+        return DeviceKernel(
+            self.name,
+            self.local_size,
+            self.shared_bytes,
+            self.push_bytes,
+            tuple(sorted(self.features)),
+        )
 
     @property
     def push_bytes(self) -> int:

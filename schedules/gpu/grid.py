@@ -60,7 +60,8 @@ def groups(count: Expr | int, threads: int) -> Iterator[tuple[Expr, Expr]]:
     x = T.min(count, T.int32(FOLD))
     y = (count + T.int32(FOLD - 1)) // T.int32(FOLD)
     with launch((x, y), (threads,)) as ((bx, by), (tx,)):
-        group = let(by * T.int32(FOLD) + bx)
+        # through memory: TVM would multiply FOLD out with the strides of tensors, and overflow
+        group = let(variable(by * T.int32(FOLD) + bx, "int32")[0])
         with T.If(group < count), T.Then():
             yield group, tx
 
