@@ -48,6 +48,7 @@ from k3tvm.relax_models.operators import (
 from k3tvm.relax_models.parameters import FormatOf, Parameter
 
 ENTRIES: dict[str, Form] = {"prefill": "chunk", "logits": "chunk", "decode": "step"}
+CAPTURED = "decode_captured"
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,23 @@ class Model:
 
 
 def build_model(
-    config: ModelConfig, format_of: FormatOf, act: Activation, entries: tuple[str, ...] = ()
+    config: ModelConfig,
+    format_of: FormatOf,
+    act: Activation,
+    entries: tuple[str, ...] = (),
+    captured: bool = False,
 ) -> Model:
-    """The model of a configuration; `format_of` says how each checkpoint matrix is stored."""
+    """The model of a configuration; `format_of` says how each checkpoint matrix is stored.
+
+    With `captured` there is one more entry, `decode_captured`: decode in the form that becomes one
+    CUDA graph. It calls no functions of blocks, but has their operators one after the other, and
+    takes the tensors for its results as a last tuple, (*experts, logits), which it returns.
+    """
     decoder = _Decoder(config, format_of, act)
     for entry in entries or tuple(ENTRIES):
         decoder.entry(entry, ENTRIES[entry])
+    if captured:
+        decoder.entry(CAPTURED, "step", flat=True)
     decoder.sampler()
     return Model(
         config,
@@ -199,7 +211,7 @@ class _Decoder:
 
         self.graph.function("sample", body, private=False)
 
-    def entry(self, name: str, form: Form) -> None:
+    def entry(self, name: str, form: Form, flat: bool = False) -> None:
         """Add one entry function that calls the embedding, all layers and the head."""
         c = self.config
         embed, head = self.embed(), self.head(every_row=name == "logits")
@@ -215,39 +227,67 @@ class _Decoder:
         self.parameters = tuple(weights)
 
         def body(scope: Scope) -> Expr:
-            run = _Run(self, scope, one_row=form == "step")
+            run = _Run(self, scope, one_row=form == "step", flat=flat)
             stream = run.embed(embed)
             for i, half, function in layers:
                 stream = run.layer(i, half, function, stream)
-            logits = run.call(head, stream, site=2 * c.num_layers)
+            logits = run.call(head, stream, site=2 * c.num_layers, result=("linear", "out"))
+            if run.flat:
+                return run.outputs
             return run.emit(relax.Tuple([logits, relax.Tuple(run.routing)]))
 
-        self.graph.function(name, body, private=False)
+        # a captured graph keeps the addresses of all that it was given
+        attrs = {"num_input": 0} if flat else {}
+        self.graph.function(name, body, private=False, attrs=attrs)
 
 
 class _Run:
     """The body of an entry function: hands state and weights to the blocks in order."""
 
-    def __init__(self, decoder: _Decoder, scope: Scope, one_row: bool) -> None:
+    def __init__(self, decoder: _Decoder, scope: Scope, one_row: bool, flat: bool) -> None:
         self.decoder, self.scope = decoder, scope
-        self.emit = decoder.graph.builder.emit
+        self.emit, self.flat = decoder.graph.builder.emit, flat
         ids = Arg("ids", ("m" if one_row else "n",), "int32")
         if one_row:
             scope.symbols["n"] = scope.dim("m")  # as many rows as sequences
         self.ids, self.seqs, self.health = (scope.input(a) for a in (ids, SEQS, HEALTH))
         state_types = [scope.type_of(a) for a in decoder.states]
         weight_types = [scope.type_of(Arg(p.name, p.shape, p.dtype)) for p in decoder.parameters]
-        self.states = self._tuple("states", state_types)
-        self.weights = self._tuple("weights", weight_types)
+        self.states = self._items(self._tuple("states", state_types))
+        self.weights = self._items(self._tuple("weights", weight_types))
+        if flat:
+            self.outputs = self._tuple("results", self._result_types())
+            self.results = self._items(self.outputs)
         self.bank = self._bank()
         self.count = 0
         self.routing: list[Expr] = []
 
-    def _tuple(self, name: str, types: list[Any]) -> Iterator[Expr]:
-        """Declare a tuple parameter; its items are taken one after the other."""
+    def _result_types(self) -> list[Any]:
+        """The experts that each MoE layer chooses, then the logits: in the order of making."""
+        c = self.decoder.config
+        moe = [i for i in range(c.num_layers) if c.ffn_kind(i) == "moe"]
+        experts = Arg("experts", ("m", c.experts_per_token), "int32")
+        logits = Arg("logits", ("m", c.vocab_size))
+        return [self.scope.type_of(a) for a in (*(experts for _ in moe), logits)]
+
+    def _invoke(
+        self, function: Function, arguments: list[Expr], result: tuple[str, str] | None = None
+    ) -> Expr:
+        """Call a function, or inline it; `result`: the output in it that is one of the entry's."""
+        graph = self.decoder.graph
+        if not self.flat:
+            return graph.call_function(function, arguments)
+        return graph.inline(function, arguments, {result: next(self.results)} if result else {})
+
+    def _tuple(self, name: str, types: list[Any]) -> Expr:
+        """Declare a tuple parameter."""
         var = relax.Var(name, relax.TupleType(types))
         self.scope.inputs.append(var)
-        return (self.emit(relax.TupleGetItem(var, i)) for i in range(len(types)))
+        return var
+
+    def _items(self, var: Expr) -> Iterator[Expr]:
+        """The items of a tuple, to be taken one after the other."""
+        return (self.emit(relax.TupleGetItem(var, i)) for i in range(len(var.ty.fields)))
 
     def _bank(self) -> list[Expr]:
         """Room for the AttnRes bank and the inverse RMS of its entries."""
@@ -261,7 +301,7 @@ class _Run:
 
     def embed(self, function: Function) -> Expr:
         """The first value of the stream."""
-        return self.emit(relax.Call(function.gvar, [self.ids, *self._weights(function)]))
+        return self._invoke(function, [self.ids, *self._weights(function)])
 
     def _weights(self, function: Function) -> list[Expr]:
         return [next(self.weights) for _ in function.weights]
@@ -270,9 +310,9 @@ class _Run:
         """One half of a layer; the stream enters the bank when an AttnRes block begins."""
         c = self.decoder.config
         if half == "ffn":
-            result = self.call(function, stream, 2 * i + 1)
             if c.ffn_kind(i) == "dense":
-                return result
+                return self.call(function, stream, 2 * i + 1)
+            result = self.call(function, stream, 2 * i + 1, result=("router", "experts"))
             self.routing.append(self.emit(relax.TupleGetItem(result, 1)))
             return self.emit(relax.TupleGetItem(result, 0))
         states = [next(self.states) for _ in self.decoder.layer_states[i]]
@@ -284,9 +324,14 @@ class _Run:
         return result
 
     def call(
-        self, function: Function, stream: Expr, site: int, states: Sequence[Expr] = ()
+        self,
+        function: Function,
+        stream: Expr,
+        site: int,
+        states: Sequence[Expr] = (),
+        result: tuple[str, str] | None = None,
     ) -> Expr:
         """Call a block: common inputs, states, weights."""
         where = [relax.prim_value(self.count), relax.prim_value(site)]
         common = [stream, *self.bank, self.seqs, self.health, *where]
-        return self.emit(relax.Call(function.gvar, [*common, *states, *self._weights(function)]))
+        return self._invoke(function, [*common, *states, *self._weights(function)], result)

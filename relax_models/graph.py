@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,10 @@ class Slice:
     offset: int = 0
 
 
+# (operator, its output) -> the tensor that receives it, instead of a new one
+Into = dict[tuple[str, str], Expr]
+
+
 @dataclass
 class Scope:
     """One Relax function while it is built: its symbolic dimensions, inputs and parameters."""
@@ -30,6 +34,7 @@ class Scope:
     symbols: dict[str, Any] = field(default_factory=dict)
     inputs: list[Expr] = field(default_factory=list)
     weights: list[tuple[Expr, Parameter]] = field(default_factory=list)
+    into: Into = field(default_factory=dict)
 
     def dim(self, d: Dim) -> Any:
         """An int as it is, a symbol as this function's variable."""
@@ -61,12 +66,35 @@ class Scope:
         return var
 
 
+@dataclass
+class Inlined(Scope):
+    """A function's body in the middle of another: what it declares is what a call would pass."""
+
+    given: Iterator[Expr] = iter(())
+
+    def input(self, arg: Arg) -> Expr:
+        """The next argument."""
+        return next(self.given)
+
+    def scalar(self, name: str) -> Expr:
+        """The next argument."""
+        return next(self.given)
+
+    def weight(self, parameter: Parameter) -> Expr:
+        """The next argument."""
+        return next(self.given)
+
+
+Body = Callable[[Scope], Expr]
+
+
 @dataclass(frozen=True)
 class Function:
-    """A finished function: its global variable, and the weights that follow its inputs."""
+    """A finished function: its global variable, the weights that follow its inputs, its body."""
 
     gvar: Any
     weights: tuple[Parameter, ...]
+    body: Body
 
 
 class Graph:
@@ -77,7 +105,9 @@ class Graph:
         self.operators: dict[str, Operator] = {}
         self.scope = Scope()
 
-    def function(self, name: str, body: Callable[[Scope], Expr], private: bool) -> Function:
+    def function(
+        self, name: str, body: Body, private: bool, attrs: dict[str, Any] | None = None
+    ) -> Function:
         """Build a function: `body` declares inputs and weights, emits calls, returns the result.
 
         Its parameters are the inputs, then the weights, in order of declaration. No call has more
@@ -86,12 +116,31 @@ class Graph:
         """
         self.scope = scope = Scope()
         bound = {"tir_var_upper_bound": {"n": MAX_ROWS, "m": MAX_ROWS}}
-        with self.builder.function(name, attrs=bound, private=private):
+        with self.builder.function(name, attrs=bound | (attrs or {}), private=private):
             result = body(scope)
             weights = [var for var, _ in scope.weights]
             self.builder.emit_func_output(result, [*scope.inputs, *weights])
         gvar = self.builder.get().get_global_var(name)
-        return Function(gvar, tuple(parameter for _, parameter in scope.weights))
+        return Function(gvar, tuple(parameter for _, parameter in scope.weights), body)
+
+    def call_function(self, function: Function, arguments: Sequence[Expr]) -> Expr:
+        """Call a finished function."""
+        return self.builder.emit(relax.Call(function.gvar, list(arguments)))
+
+    def inline(
+        self, function: Function, arguments: Sequence[Expr], into: Into | None = None
+    ) -> Expr:
+        """The same without the call: the body once more, with results put where `into` says."""
+        outer, inner = self.scope, Inlined(dict(self.scope.symbols), into=into or {})
+        inner.given = iter(arguments)
+        self.scope = inner
+        try:
+            result = function.body(inner)
+        finally:
+            self.scope = outer
+        if inner.into:
+            raise KeyError(f"{function.gvar.name_hint} has no {inner.into}")
+        return result
 
     def call(self, op: Operator, *args: Expr, scalars: Sequence[Any] = ()) -> Expr:
         """Call an operator: args are its `in` and `inout` tensors in order.
@@ -101,20 +150,21 @@ class Graph:
         """
         self.operators[op.key] = op
         outs = [a for a in op.arguments() if a.role == "out"]
-        given = [a for a in op.arguments() if a.role != "out"]
-        changed = [i for i, a in enumerate(given) if a.role == "inout"]
-        types = [self.scope.type_of(a) for a in outs]
-        values = [relax.prim_value(s) if isinstance(s, int) else s for s in scalars]
-        if not changed:
-            call = relax.call_dps_packed(op.key, [*args, *values], out_ty=types)
-            return self._outputs(self.builder.emit(call), len(outs), 0)
+        inputs = [a for a in op.arguments() if a.role != "out"]
+        changed = [i for i, a in enumerate(inputs) if a.role == "inout"]
         kept = [args[i].ty for i in changed]
+        types = [self.scope.type_of(a) for a in outs]
+        given = [*args, *(relax.prim_value(s) if isinstance(s, int) else s for s in scalars)]
+        places = []
+        for a in outs:  # those with a place come before the others, as kernels take them
+            place = self.scope.into.pop((op.name, a.name), None)
+            places.append(-1 if place is None else len(given))
+            given += [] if place is None else [place]
+        if not changed and places == [-1] * len(outs):
+            call = relax.call_dps_packed(op.key, given, out_ty=types)
+            return self._outputs(self.builder.emit(call), len(outs), 0)
         call = relax.op.call_inplace_packed(
-            op.key,
-            *args,
-            *values,
-            inplace_indices=[*changed, *([-1] * len(outs))],
-            ty_args=[*kept, *types],
+            op.key, *given, inplace_indices=[*changed, *places], ty_args=[*kept, *types]
         )
         return self._outputs(self.builder.emit(call), len(outs), len(changed))
 

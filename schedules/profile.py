@@ -28,6 +28,7 @@ class CpuProfile:
 
     family = "cpu"
     code_kind = "cpu"
+    captured = False
 
     def tvm_target(self) -> dict[str, Any]:
         """The target as TVM takes it."""
@@ -107,6 +108,11 @@ class GpuProfile:
     def code_kind(self) -> str:
         """The kind of the code in a bundle, and of the device that runs it."""
         return f"{self.kind}-emulated" if self.emulated else self.kind
+
+    @property
+    def captured(self) -> bool:
+        """Whether a decode step is captured as a graph and replayed."""
+        return self.kind == "cuda"
 
     @property
     def mcpu(self) -> str:

@@ -75,7 +75,7 @@ def test_compiler_and_runtime_do_not_import_torch(
 ) -> None:
     """Nor does the runtime import the compiler."""
     args = {
-        "compile": ["compile", f"{checkpoint}/config.json", "--target", "cuda"],
+        "compile": ["compile", f"{checkpoint}/config.json", "--target", "opencl"],
         "logits": ["logits", bundle, "--ids", "1,2", "-o", "x.npy"],
         "generate": ["generate", bundle, "--ids", "1,2", "--max-tokens", "2"],
     }[command]
@@ -250,7 +250,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "output is a device": ("a device", ["logits", "{bundle}", *IDS, "-o", "/dev/null"]),
     "no checkpoint": ("no such file", ["compile", "absent", "--target", "cpu"]),
     "no target": ("--target", ["compile", "{checkpoint}"]),
-    "target": ("choose one of: cpu", ["compile", "{checkpoint}", "--target", "cuda"]),
+    "target": ("choose one of: cpu", ["compile", "{checkpoint}", "--target", "opencl"]),
     "cut target": ("nothing stands", ["compile", "{checkpoint}", "--target", "vulkan:"]),
     "no device": ("choose one of", ["generate", "{bundle}", *IDS, "--device", ""]),
     "cut device": ("nothing stands", ["generate", "{bundle}", *IDS, "--device", "cpu:"]),

@@ -93,6 +93,7 @@ class CodeEntry:
     """A compiled library: target name, kind, file, and which kernels serve the operators.
 
     mcpu, isa: of the code that the CPU runs. device_kernels: of the code that a GPU runs.
+    captured: there is an entry `decode_captured`, which is one CUDA graph after its first call.
     """
 
     target: str
@@ -102,6 +103,7 @@ class CodeEntry:
     file: FileEntry
     kernels: tuple[KernelEntry, ...]
     device_kernels: tuple[DeviceKernel, ...] = ()
+    captured: bool = False
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,13 @@ def compile_checkpoint(
     _check_tools(profiles)
     options = _with_context(options, checkpoint.config.max_position_embeddings)
     say.step("building the model")
-    model = build_model(checkpoint.config, formats_of(checkpoint), options.activations)
-    compiled = [_compile(model, profile, profiles, options, say) for profile in profiles]
+    formats = formats_of(checkpoint)
+    models = {
+        captured: build_model(checkpoint.config, formats, options.activations, captured=captured)
+        for captured in {p.captured for p in profiles}
+    }
+    compiled = [_compile(models[p.captured], p, profiles, options, say) for p in profiles]
+    model = models[profiles[0].captured]  # they have the same parameters and states
     with alone(partial):
         try:
             manifest = _fill(partial, checkpoint, model, compiled, options, say)
@@ -254,7 +259,9 @@ def _write_code(folder: Path, compiled: Compiled, name: str) -> CodeEntry:
         KernelEntry(k.operator.key, k.operator.name, k.schedule, k.reason) for k in compiled.kernels
     )
     p = compiled.profile
-    return CodeEntry(p.name, p.code_kind, p.mcpu, p.isa, entry, kernels, compiled.device_kernels)
+    return CodeEntry(
+        p.name, p.code_kind, p.mcpu, p.isa, entry, kernels, compiled.device_kernels, p.captured
+    )
 
 
 def _write_params(

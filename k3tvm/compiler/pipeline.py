@@ -43,7 +43,7 @@ class Phase:
     apply: Callable[[Any], Any]
 
 
-def phases() -> list[Phase]:
+def phases(profile: TargetProfile) -> list[Phase]:
     """What follows kernel selection: Relax is lowered to calls of the virtual machine."""
     t = relax.transform
     steps: Sequence[tuple[str, Any]] = (
@@ -53,6 +53,7 @@ def phases() -> list[Phase]:
         ("call_tir_rewrite", t.CallTIRRewrite()),
         # memory: intermediate tensors whose lives do not overlap share storage
         ("static_plan_block_memory", t.StaticPlanBlockMemory()),
+        *([("rewrite_cuda_graph", _rewrite_cuda_graph)] if profile.captured else []),
         ("lower_alloc_tensor", t.LowerAllocTensor()),
         ("kill_after_last_use", t.KillAfterLastUse()),
         # the virtual machine: builtins, shape arithmetic, symbols
@@ -62,6 +63,12 @@ def phases() -> list[Phase]:
         ("attach_global_symbol", t.AttachGlobalSymbol()),
     )
     return [Phase(name, apply) for name, apply in steps]
+
+
+def _rewrite_cuda_graph(module: Any) -> Any:
+    """Calls whose memory never moves become functions that are captured once and then replayed."""
+    with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+        return relax.transform.RewriteCUDAGraph()(module)
 
 
 def compile_module(
@@ -81,7 +88,7 @@ def compile_module(
     module, kernels = select_kernels(module, operators, profile)
     writer.write("select_kernels", module)
     with tvm.target.Target(profile.tvm_target()):
-        for phase in phases():
+        for phase in phases(profile):
             progress(f"lowering: {phase.name}")
             module = phase.apply(module)
             writer.write(phase.name, module)

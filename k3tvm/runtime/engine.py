@@ -24,6 +24,7 @@ from k3tvm.vulkan.devices import size
 
 Array = np.ndarray[Any, Any]
 Choice = tuple[float, int, float, float]  # temperature, top_k, top_p, u
+CAPTURED = "decode_captured"
 Sequence4 = tuple[int, int, int, int]  # slot, first row, rows, position (operators.SEQS)
 
 
@@ -49,6 +50,7 @@ class Engine:
         self._states = as_tuple([s.block.tensor for s in self.states.all])
         self._flags = memory.block((manifest.sites, slots), "int32")
         self._ids, self._rows = Inbox(memory, ()), Inbox(memory, (4,))
+        self._kept: dict[int, Any] = {}
         self._experts: Any = ()
         self._logits: Any = None
         self._turn = RLock()  # the virtual machine and its inboxes serve one call at a time
@@ -137,7 +139,8 @@ class Engine:
         if len(slots) > self.manifest.max_rows:
             raise DeviceError(f"{len(slots)} slots: at most {self.manifest.max_rows} at once")
         seqs = [(s, row, 1, self.states.positions[s]) for row, s in enumerate(slots)]
-        return self._call("decode", np.asarray(ids, np.int32), seqs)
+        entry = CAPTURED if self.device.code.captured else "decode"
+        return self._call(entry, np.asarray(ids, np.int32), seqs)
 
     def sample(self, choices: Sequence[Choice]) -> list[int]:
         """Draw a token from each row of the last call's logits, on the device (operators.Sample).
@@ -172,8 +175,23 @@ class Engine:
         return logits
 
     def _invoke(self, machine: Machine, entry: str, tokens: Array, seqs: list[Sequence4]) -> Any:
+        """Logits and experts, on the device."""
         ids, rows = self._ids.put(tokens), self._rows.put(seqs)
-        return machine[entry](ids, rows, self._flags.tensor, self._states, self._weights)
+        inputs = (ids, rows, self._flags.tensor, self._states, self._weights)
+        if entry != CAPTURED:
+            return machine[entry](*inputs)
+        *experts, logits = machine[entry](*inputs, self._results(len(seqs)))
+        return logits, experts
+
+    def _results(self, rows: int) -> Any:
+        """The tensors for the results of a captured step; a graph writes where it first did."""
+        if rows not in self._kept:
+            c, memory = self.config, self.device.memory
+            moe = [i for i in range(c.num_layers) if c.ffn_kind(i) == "moe"]
+            experts = [memory.block((rows, c.experts_per_token), "int32") for _ in moe]
+            blocks = [*experts, memory.block((rows, c.vocab_size), "float32")]
+            self._kept[rows] = blocks, as_tuple([b.tensor for b in blocks])
+        return self._kept[rows][1]
 
     def run_on(self, machine: Machine, entry: str, tokens: Array) -> None:
         """Run an entry on slot 0 by another machine (one that is watched)."""

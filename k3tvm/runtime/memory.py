@@ -121,7 +121,10 @@ def as_tuple(tensors: Sequence[Any]) -> Any:
 
 
 class Inbox:
-    """Hands small int32 inputs to kernels: one block, filled again by each call."""
+    """Hands small int32 inputs to kernels: a block for each number of rows, filled by each call.
+
+    It stays where it is, since a captured graph reads where it did first.
+    """
 
     def __init__(self, memory: Memory, row: tuple[int, ...]) -> None:
         self.memory, self.row = memory, row
@@ -131,6 +134,6 @@ class Inbox:
         """The values as a TVM tensor [n, *row], valid until the next `put` of as many rows."""
         n = len(values)
         if n not in self._kept:
-            self._kept = {n: self.memory.block((n, *self.row), "int32")}
+            self._kept[n] = self.memory.block((n, *self.row), "int32")
         self._kept[n].write(0, np.asarray(values, np.int32))
         return self._kept[n].tensor
