@@ -18,6 +18,12 @@ targets:
   cpu:portable   any x86-64
   vulkan         GPUs of every vendor
   vulkan:NAME    GPUs of one kind: see 'k3tvm doctor --help' (nvidia, amd, intel, ...)
+  cuda           NVIDIA GPUs from Ampere on: code for sm_80, 86, 89, 90a, 100a and 120
+  cuda:ARCHS     some of them or others, such as cuda:sm_86 or cuda:sm_80+sm_90a
+  metal          Apple silicon with macOS; metal:apple8, metal:apple9 for newer families
+  metal:ios      a static library for apps
+  cuda-emulated, metal-emulated
+                 the same kernels made to run on the CPU: to check results, not for use
   cpu,vulkan     both in one bundle, with one set of parameters; the first is the default device
 
 --dtype is that of activations between kernels; weights keep their stored form (MXFP4, BF16, F32).

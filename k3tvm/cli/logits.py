@@ -33,7 +33,10 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     """Options of everything that opens a bundle."""
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that 'k3tvm compile' wrote")
     parser.add_argument(
-        "--device", metavar="D", help="cpu, vulkan, vulkan:1, vulkan:NAME (as compiled for)"
+        "--device",
+        metavar="D",
+        help="cpu, vulkan, cuda, metal, one of several as in vulkan:1 or vulkan:NAME,"
+        " cuda-emulated, metal-emulated (as compiled for)",
     )
     parser.add_argument(
         "--threads", metavar="N", type=int, help="kernel threads of the CPU (all cores)"
