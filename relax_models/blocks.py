@@ -44,7 +44,8 @@ class Blocks:
     """Builds blocks for one entry function: configuration, number policy, form of the KDA kernel.
 
     `formats` records which checkpoint matrix was found in which format while a block was built, so
-    that another layer may use the block only when its matrices are stored alike.
+    that another layer may use the block only when its matrices are stored alike. `fused`: what lies
+    between the projections of a KDA step is one operator.
     """
 
     config: ModelConfig
@@ -54,6 +55,7 @@ class Blocks:
     form: Form
     layer: int = 0
     formats: dict[str, WeightFormat] = field(default_factory=dict)
+    fused: bool = False
 
     @property
     def scope(self) -> Scope:

@@ -78,14 +78,17 @@ def build_model(
     act: Activation,
     entries: tuple[str, ...] = (),
     captured: bool = False,
+    rows: int = 256,
 ) -> Model:
     """The model of a configuration; `format_of` says how each checkpoint matrix is stored.
 
     With `captured` there is one more entry, `decode_captured`: decode in the form that becomes one
     CUDA graph. It calls no functions of blocks, but has their operators one after the other, and
-    takes the tensors for its results as a last tuple, (*experts, logits), which it returns.
+    takes the tensors for its results as a last tuple, (*experts, logits); it returns the logits. Steps
+    then have fewer and larger operators (`Blocks.fused`).
+    rows: of one call at most; memory for activations is planned for as many.
     """
-    decoder = _Decoder(config, format_of, act)
+    decoder = _Decoder(config, format_of, act, rows, fused=captured)
     for entry in entries or tuple(ENTRIES):
         decoder.entry(entry, ENTRIES[entry])
     if captured:
@@ -112,9 +115,12 @@ class _Built:
 class _Decoder:
     """Builds the entries; blocks are cached by kind, so layers of one kind share a function."""
 
-    def __init__(self, config: ModelConfig, format_of: FormatOf, act: Activation) -> None:
+    def __init__(
+        self, config: ModelConfig, format_of: FormatOf, act: Activation, rows: int, fused: bool
+    ) -> None:
         self.config, self.format_of, self.act = config, format_of, act
-        self.graph = Graph()
+        self.fused = fused
+        self.graph = Graph(rows)
         self.built: dict[str, list[_Built]] = {}
         self.parameters: tuple[Parameter, ...] = ()
         self.bank_entries = self._blocks("step").bank_entries
@@ -122,7 +128,9 @@ class _Decoder:
         self.states = tuple(state for states in self.layer_states for state in states)
 
     def _blocks(self, form: Form, layer: int = 0) -> Blocks:
-        return Blocks(self.config, self.graph, self.format_of, self.act, form, layer)
+        return Blocks(
+            self.config, self.graph, self.format_of, self.act, form, layer, fused=self.fused
+        )
 
     def _states_of(self, layer: int) -> list[Arg]:
         """What one layer keeps between calls."""
@@ -232,8 +240,8 @@ class _Decoder:
             for i, half, function in layers:
                 stream = run.layer(i, half, function, stream)
             logits = run.call(head, stream, site=2 * c.num_layers, result=("linear", "out"))
-            if run.flat:
-                return run.outputs
+            if run.flat:  # a graph must have a result that somebody takes
+                return run.emit(relax.call_pure_packed("vm.builtin.copy", logits, ty_args=logits.ty))
             return run.emit(relax.Tuple([logits, relax.Tuple(run.routing)]))
 
         # a captured graph keeps the addresses of all that it was given
@@ -256,8 +264,7 @@ class _Run:
         self.states = self._items(self._tuple("states", state_types))
         self.weights = self._items(self._tuple("weights", weight_types))
         if flat:
-            self.outputs = self._tuple("results", self._result_types())
-            self.results = self._items(self.outputs)
+            self.results = self._items(self._tuple("results", self._result_types()))
         self.bank = self._bank()
         self.count = 0
         self.routing: list[Expr] = []

@@ -11,7 +11,7 @@ from k3tvm.relax_models.operators import Arg, Dim, Operator
 from k3tvm.relax_models.parameters import Parameter
 
 Expr = Any  # relax.Expr
-MAX_ROWS = 256  # of one call: enough for matrix products, little memory for activations
+MAX_SEQUENCES = 256  # of one call
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,13 @@ class Function:
 
 
 class Graph:
-    """An IRModule under construction, and the operators that it calls by key."""
+    """An IRModule under construction, and the operators that it calls by key.
 
-    def __init__(self) -> None:
+    rows: of one call at most.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
         self.builder = relax.BlockBuilder()
         self.operators: dict[str, Operator] = {}
         self.scope = Scope()
@@ -111,11 +115,11 @@ class Graph:
         """Build a function: `body` declares inputs and weights, emits calls, returns the result.
 
         Its parameters are the inputs, then the weights, in order of declaration. No call has more
-        than MAX_ROWS rows: with that bound memory is planned ahead, and intermediate tensors whose
+        than `rows` rows: with that bound memory is planned ahead, and intermediate tensors whose
         lives do not overlap share it.
         """
         self.scope = scope = Scope()
-        bound = {"tir_var_upper_bound": {"n": MAX_ROWS, "m": MAX_ROWS}}
+        bound = {"tir_var_upper_bound": {"n": self.rows, "m": MAX_SEQUENCES}}
         with self.builder.function(name, attrs=bound | (attrs or {}), private=private):
             result = body(scope)
             weights = [var for var, _ in scope.weights]

@@ -321,6 +321,64 @@ class GatedRmsNorm(Operator):
         )
 
 
+@dataclass(frozen=True)
+class KdaStepFused(Operator):
+    """`ShortConv`, `KdaGate`, `KdaStep` and `GatedRmsNorm` of a layer in one operator.
+
+    x, raw, write and gate are what the projections gave: qkv before the convolution in the first
+    3*heads*dim columns of x; b is write[:, b_offset : b_offset + heads].
+    """
+
+    heads: int
+    dim: int
+    kernel: int
+    lower_bound: float | None
+    eps: float
+    x_width: int
+    b_width: int
+    b_offset: int
+    z_width: int
+    z_offset: int
+    act: Activation
+
+    @property
+    def conv(self) -> ShortConv:
+        """The first part."""
+        return ShortConv(3 * self.heads * self.dim, self.kernel, self.x_width, self.act)
+
+    @property
+    def gates(self) -> KdaGate:
+        """The second."""
+        return KdaGate(self.heads, self.dim, self.lower_bound, self.b_width, self.b_offset)
+
+    @property
+    def step(self) -> KdaStep:
+        """The third."""
+        return KdaStep(self.heads, self.dim, self.dim, self.act)
+
+    @property
+    def norm(self) -> GatedRmsNorm:
+        """The last."""
+        return GatedRmsNorm(self.heads, self.dim, self.eps, self.z_width, self.z_offset, self.act)
+
+    def arguments(self) -> tuple[Arg, ...]:
+        width = self.heads * self.dim
+        return (
+            Arg("x", ("n", self.x_width)),
+            Arg("taps", (self.kernel, 3 * width)),
+            Arg("raw", ("n", width)),
+            Arg("write", ("n", self.b_width)),
+            Arg("dt_bias", (width,)),
+            Arg("a", (self.heads,)),
+            Arg("gate", ("n", self.z_width)),
+            Arg("weight", (self.dim,)),
+            SEQS,
+            Arg("tail", ("slots", self.kernel - 1, 3 * width), role="inout"),
+            Arg("state", ("slots", self.heads, self.dim, self.dim), role="inout"),
+            Arg("out", ("n", width), role="out"),
+        )
+
+
 # --- MLA ----------------------------------------------------------------------------------------
 
 

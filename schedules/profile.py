@@ -29,6 +29,7 @@ class CpuProfile:
     family = "cpu"
     code_kind = "cpu"
     captured = False
+    rows = 256
 
     def tvm_target(self) -> dict[str, Any]:
         """The target as TVM takes it."""
@@ -45,7 +46,12 @@ GpuKind = Literal["vulkan", "cuda", "metal"]
 
 Platform = Literal["linux", "macos", "ios"]
 
-TRIPLES: dict[Platform, str] = {"macos": "arm64-apple-macos", "ios": "arm64-apple-ios"}
+# The first systems with Metal 2.3, and so with matrices of SIMD groups
+OLDEST_MACOS, OLDEST_IOS = "11.0", "14.0"
+TRIPLES: dict[Platform, str] = {
+    "macos": f"arm64-apple-macos{OLDEST_MACOS}",
+    "ios": f"arm64-apple-ios{OLDEST_IOS}",
+}
 
 Feature = Literal[
     "float16",
@@ -85,7 +91,9 @@ class GpuProfile:
     pushed; more travel in a block of memory (Vulkan). features: what kernels may use beyond 32-bit
     types. subgroup: threads that run in lock step, for tuning only, unless a feature says more (0:
     unknown). archs: CUDA architectures to make code for, such as "sm_90a". platform: the system
-    that the host's code is for. emulated: the device's code is made to run on the CPU.
+    that the host's code is for. rows: of one call at most: more of them share one reading of the
+    weights, and need more memory for activations. emulated: the device's code is made to run on the
+    CPU.
     """
 
     kind: GpuKind
@@ -99,6 +107,7 @@ class GpuProfile:
     subgroup: int = 32
     archs: tuple[str, ...] = ()
     platform: Platform = "linux"
+    rows: int = 256
     emulated: bool = False
 
     family = "gpu"

@@ -34,7 +34,10 @@ OPERATOR_FILES = (
     "gpu.attn_res",
     "gpu.elementwise",
     "gpu.experts",
+    "gpu.experts_sort",
+    "gpu.kda_mma",  # before the chunks without tensor cores
     "gpu.kda_chunk",
+    "gpu.kda_fused",
     "gpu.kda_gate",
     "gpu.kda_step",
     "gpu.linear",
@@ -44,6 +47,7 @@ OPERATOR_FILES = (
     "gpu.sampling",
     "gpu.short_conv",
     "kda_chunk",
+    "kda_fused",
     "kda_gate",
     "kda_step",
     "linear",

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from k3tvm import emulate
 from k3tvm._tvm import tvm
 from k3tvm.compiler import lowering
 from k3tvm.compiler.targets.cpu import cpu_profile
+from k3tvm.compiler.targets.cuda import cuda_emulated_profile
+from k3tvm.compiler.targets.metal import metal_emulated_profile
 from k3tvm.compiler.targets.vulkan import vulkan_profile
 from k3tvm.relax_models.operators import Arg, Operator
 from k3tvm.runtime.cpu import NEEDS, host_features
 from k3tvm.schedules import registry
-from k3tvm.schedules.profile import TargetProfile
+from k3tvm.schedules.profile import CpuProfile, GpuProfile, TargetProfile
+from k3tvm.vulkan import plugin
 from tests.devices import require
 
 
@@ -26,38 +30,46 @@ def host_profiles() -> list[TargetProfile]:
     return [cpu_profile(isa) for isa in reversed(able)]
 
 
-def gpu_profiles() -> list[TargetProfile]:
-    """Every GPU profile that kernels are tested with: they run on Mesa's lavapipe."""
-    return [vulkan_profile("lavapipe")]
+def gpu_profiles() -> list[GpuProfile]:
+    """Every GPU profile that kernels are tested with: all run on the CPU."""
+    return [vulkan_profile("lavapipe"), *emulated_profiles()]
+
+
+def emulated_profiles() -> list[GpuProfile]:
+    """CUDA and Metal, emulated."""
+    return [cuda_emulated_profile(), metal_emulated_profile()]
 
 
 def profiles() -> list[TargetProfile]:
     """All of them."""
-    return host_profiles() + gpu_profiles()
+    return [*host_profiles(), *gpu_profiles()]
 
 
 @cache
 def compiled(op: Operator, profile: TargetProfile) -> Any:
     """The kernel of `op` as a callable TVM function."""
-    kernel = registry.select(op, profile)
+    func = registry.select(op, profile).func
+    return compiled_function(op.key, func, profile)
+
+
+def compiled_function(name: str, func: Any, profile: TargetProfile) -> Any:
+    """A PrimFunc as a callable TVM function."""
+    module = tvm.IRModule({name: func.with_attr("global_symbol", name)})
     target = tvm.target.Target(profile.tvm_target())
-    func = kernel.func.with_attr("global_symbol", op.key)
-    pipeline = "default"
-    if profile.family == "gpu":
-        load_vulkan()
-        pipeline = lowering.register(profile.kind)
-    module = tvm.IRModule({op.key: func})
-    return tvm.compile(module, target=target, tir_pipeline=pipeline)[op.key]
+    if isinstance(profile, CpuProfile):
+        return tvm.compile(module, target=target)[name]
+    prepare(profile)
+    with lowering.device_code(profile):
+        return tvm.compile(module, target, tir_pipeline=lowering.register(profile.kind))[name]
 
 
-@cache
-def load_vulkan() -> None:
-    """Give TVM our Vulkan: code generation and runtime."""
-    from k3tvm.vulkan import build, plugin
-
-    require("vulkan")
-    plugin.load()
-    build.register()
+def prepare(profile: GpuProfile) -> None:
+    """Make the device that runs a profile's code one that TVM knows."""
+    require(profile.code_kind)
+    if profile.kind == "vulkan":
+        plugin.load()
+    else:
+        emulate.install(profile.kind)
 
 
 def device_of(profile: TargetProfile) -> Any:

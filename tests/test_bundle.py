@@ -371,7 +371,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
         lambda b: edit(b, lambda m: m["config"].update(vocab_size=10**6)),
     ),
     "fewer sites": ("was changed", lambda b: edit(b, lambda m: m.update(sites=1))),
-    "more rows": ("was changed", lambda b: edit(b, lambda m: m.update(max_rows=10**5))),
+    "more rows": ("was changed", lambda b: edit(b, lambda m: m["code"][0].update(max_rows=10**5))),
     "no states": ("was changed", lambda b: edit(b, lambda m: m["states"].clear())),
     "no seal": ("was changed", lambda b: edit(b, lambda m: m.pop("seal"))),
     "deep": ("cannot be read", lambda b: (b / "manifest.json").write_text("[" * 100000)),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from k3tvm._tvm import IRBuilder, T, tvm
-from k3tvm.compiler import lowering
 from k3tvm.relax_models.operators import Activation
 from k3tvm.schedules import functions
 from k3tvm.schedules import vector as v
@@ -18,7 +17,7 @@ from k3tvm.schedules.gpu import functions as gpu_functions
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.numerics import round_to, sigmoid
 from k3tvm.schedules.profile import CpuProfile, GpuProfile, TargetProfile
-from tests.kernels import device_of, gpu_profiles, host_profiles, load_vulkan, profiles
+from tests.kernels import compiled_function, device_of, gpu_profiles, host_profiles, profiles
 from tests.tolerances import tolerance
 
 EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -51,13 +50,7 @@ def kernel(name: str, profile: TargetProfile, lanes: int) -> Any:
         else:
             with g.each(n) as i:
                 g.store(out, gpu_value(name, x[i]), i)
-    pipeline = "default"
-    if profile.family == "gpu":
-        load_vulkan()
-        pipeline = lowering.register(profile.kind)
-    module = tvm.IRModule({name: builder.get().with_attr("global_symbol", name)})
-    target = tvm.target.Target(profile.tvm_target())
-    return tvm.compile(module, target=target, tir_pipeline=pipeline)[name]
+    return compiled_function(name, builder.get(), profile)
 
 
 def gpu_value(name: str, x: Any) -> Any:

@@ -190,6 +190,48 @@ def test_f6_rows_before_a_change_keep_their_bits(
 
 
 @each_profile
+@each_form
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 4, 11, 18])
+def test_f6_a_bad_value_stays_in_its_column(
+    profile: TargetProfile, form: Form, position: int, bad: float
+) -> None:
+    """Later outputs of that column are not finite; all others, the state too, keep their bits."""
+    op = form(1, 24, 40, "float32")
+    inputs = inputs_of(op, [(0, 0, 30, 0)])
+    want = run(op, profile, inputs)
+    column = 2 * position
+    qkv = inputs["qkv"].copy()
+    qkv[position, 2 * op.key_dim + column] = bad
+    got = run(op, profile, inputs | {"qkv": qkv})
+    assert not np.isfinite(got["out"][position:, column]).any()
+    assert not np.isfinite(got["state"][0, :, :, column]).any()
+    for result in (got, want):
+        result["out"][position:, column] = result["state"][0, :, :, column] = 0
+    np.testing.assert_array_equal(got["out"], want["out"])
+    np.testing.assert_array_equal(got["state"], want["state"])
+
+
+@each_profile
+@each_form
+@pytest.mark.parametrize(("k", "w"), [(24, 40), (99, 70)])
+def test_f12_columns_of_any_size_are_float32(
+    profile: TargetProfile, form: Form, k: int, w: int
+) -> None:
+    """Values and states of 1e-15 to 1e15 side by side: each column is as exact as alone."""
+    op = form(1, k, w, "float32")
+    inputs = inputs_of(op, [(0, 0, 50, 0)])
+    sizes = 10.0 ** np.random.default_rng(8).integers(-15, 16, w)
+    inputs["qkv"][:, 2 * k :] *= sizes
+    inputs["state"] *= sizes
+    got, want = run(op, profile, inputs), expect(op, inputs)
+    for j in range(w):
+        assert relative_error(got["out"][:, j], want["out"][:, j]) <= tolerance("kda")
+        columns = (result["state"][0, 0, :, j] for result in (got, want))
+        assert relative_error(*columns) <= tolerance("kda")
+
+
+@each_profile
 def test_f3_step_continues_what_chunk_began(profile: TargetProfile) -> None:
     """A prompt by chunks, then single steps: the state means the same to both."""
     chunk, step = KdaChunk(2, 24, 40, "float32"), KdaStep(2, 24, 40, "float32")

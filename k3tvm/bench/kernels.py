@@ -28,7 +28,7 @@ def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
     machine = engine.new_machine()
     stopwatch = _stopwatch(engine, machine)
     rng = np.random.default_rng(0)
-    rows_at_once = min(prompt, engine.manifest.max_rows)
+    rows_at_once = min(prompt, engine.device.code.max_rows)
     for entry, tokens, runs in (("decode", 1, 16), ("prefill", rows_at_once, 3)):
         engine.reset()
         for _ in range(runs):

@@ -20,7 +20,7 @@ from k3tvm import __version__
 from k3tvm.errors import BundleError
 
 FORMAT = "k3tvm-bundle"
-FORMAT_VERSION = 2  # 1: without `device_kernels`
+FORMAT_VERSION = 3  # 1: without `device_kernels`; 2: one number of rows for all code
 FILE = "manifest.json"
 ALIGNMENT = 64
 DTYPES = {"uint8": 1, "uint16": 2, "int32": 4, "uint32": 4, "float32": 4}  # bytes of an element
@@ -64,13 +64,74 @@ class StateEntry:
 
 
 @dataclass(frozen=True)
+class Minimum:
+    """What an operator must read and write at a point, whatever its kernels do.
+
+    calls: of the operator in one step of the model.
+    """
+
+    point: str
+    calls: int
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass(frozen=True)
 class KernelEntry:
-    """Which schedule serves an operator, and why."""
+    """Which schedule serves an operator, and why; on a GPU also the least that it must move."""
 
     key: str
     operator: str
     schedule: str
     reason: str
+    minimum: tuple[Minimum, ...] = ()
+
+
+@dataclass(frozen=True)
+class Point:
+    """Sizes at which kernels are looked at: rows of all sequences, tokens cached before of each."""
+
+    name: str
+    rows: int
+    sequences: int
+    cached: int
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiler gave a kernel on one architecture, per thread and (shared) per workgroup.
+
+    Spills are registers that are kept in memory, counted where the code stores and loads them.
+    """
+
+    arch: str
+    registers: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one launch of a kernel moves in device memory and computes at a point.
+
+    read_bytes, written_bytes: each byte once. group_bytes: each byte once per workgroup that
+    touches it. requested_bytes: of all loads and stores. flops: additions, products and functions
+    of floats; matrix_flops: of matrix instructions; integer_ops: on data, not for indices. exact:
+    else some of them are upper bounds.
+    """
+
+    point: str
+    workgroups: int
+    read_bytes: int
+    written_bytes: int
+    group_bytes: int
+    requested_bytes: int
+    flops: int
+    matrix_flops: int
+    integer_ops: int
+    exact: bool
 
 
 @dataclass(frozen=True)
@@ -78,7 +139,9 @@ class DeviceKernel:
     """One function that a GPU runs, and what its launches ask of the device.
 
     threads: of a workgroup, by dimension. push_bytes: of arguments that are pushed. features: as in
-    `schedules.profile`.
+    `schedules.profile`. operator: the key of the operator that it belongs to. grid: workgroups by
+    dimension, as the host computes them. resources: by architecture, where a compiler says it.
+    traffic: at those points at which the kernel is launched.
     """
 
     name: str
@@ -86,6 +149,10 @@ class DeviceKernel:
     shared_bytes: int
     push_bytes: int
     features: tuple[str, ...]
+    operator: str = ""
+    grid: tuple[str, ...] = ()
+    resources: tuple[Resources, ...] = ()
+    traffic: tuple[Traffic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +160,9 @@ class CodeEntry:
     """A compiled library: target name, kind, file, and which kernels serve the operators.
 
     mcpu, isa: of the code that the CPU runs. device_kernels: of the code that a GPU runs.
-    captured: there is an entry `decode_captured`, which is one CUDA graph after its first call.
+    max_rows: tokens of one call at most, which bounds the memory of activations; max_sequences:
+    the same for sequences. captured: there is an entry `decode_captured`, which is one CUDA graph
+    after its first call. points: what the traffic of kernels is given for.
     """
 
     target: str
@@ -102,17 +171,20 @@ class CodeEntry:
     isa: str
     file: FileEntry
     kernels: tuple[KernelEntry, ...]
+    max_rows: int
+    max_sequences: int
     device_kernels: tuple[DeviceKernel, ...] = ()
     captured: bool = False
+    points: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The manifest. `activations` is the dtype between kernels; `config` the ModelConfig fields.
 
-    `params` is empty for a bundle of code only. `max_rows`: tokens of one call at most, which
-    bounds the memory of activations. `seal` is the hash of everything else, set by `save`: sizes
-    are used as they stand here, so an edited manifest could make kernels leave their arrays.
+    `params` is empty for a bundle of code only. `seal` is the hash of everything else, set by
+    `save`: sizes are used as they stand here, so an edited manifest could make kernels leave their
+    arrays.
     """
 
     config: dict[str, Any]
@@ -122,7 +194,6 @@ class Manifest:
     params: tuple[FileEntry, ...]
     states: tuple[StateEntry, ...]
     sites: int
-    max_rows: int
     slots: int
     context: int
     source: str
@@ -187,7 +258,7 @@ def damaged(folder: Path, reason: str) -> BundleError:
 
 def _check_plan(manifest: Manifest) -> None:
     """ValueError unless there is code, sizes are usable, and arrays stay in their places."""
-    for name in ("sites", "max_rows", "slots", "context"):
+    for name in ("sites", "slots", "context"):
         if not _is_size(value := getattr(manifest, name)):
             raise ValueError(f"{name} is {value!r}")
     if not isinstance(manifest.config, dict) or not isinstance(manifest.versions, dict):
@@ -197,6 +268,8 @@ def _check_plan(manifest: Manifest) -> None:
             raise ValueError(f"state {s.name} is {s.dtype} {list(s.shape)}")
     if not manifest.code:
         raise ValueError("no code")
+    if not all(_is_size(n) for c in manifest.code for n in (c.max_rows, c.max_sequences)):
+        raise ValueError("code for no rows")
     files = (*(c.file for c in manifest.code), *manifest.params)
     for path in (PurePosixPath(f.path) for f in files):
         if path.is_absolute() or ".." in path.parts:
@@ -217,15 +290,27 @@ def _is_size(value: object) -> bool:
 
 def _device_kernel(k: dict[str, Any]) -> DeviceKernel:
     x, y, z = k["threads"]
-    return DeviceKernel(**(k | {"threads": (x, y, z), "features": tuple(k["features"])}))
+    own = {
+        "threads": (x, y, z),
+        "features": tuple(k["features"]),
+        "grid": tuple(k["grid"]),
+        "resources": tuple(Resources(**r) for r in k["resources"]),
+        "traffic": tuple(Traffic(**t) for t in k["traffic"]),
+    }
+    return DeviceKernel(**(k | own))
+
+
+def _kernel(k: dict[str, Any]) -> KernelEntry:
+    return KernelEntry(**(k | {"minimum": tuple(Minimum(**m) for m in k["minimum"])}))
 
 
 def _parse(v: dict[str, Any]) -> Manifest:
     def code(c: dict[str, Any]) -> CodeEntry:
         own = {
             "file": FileEntry(**c["file"]),
-            "kernels": tuple(KernelEntry(**k) for k in c["kernels"]),
+            "kernels": tuple(_kernel(k) for k in c["kernels"]),
             "device_kernels": tuple(_device_kernel(k) for k in c["device_kernels"]),
+            "points": tuple(Point(**p) for p in c["points"]),
         }
         return CodeEntry(**(c | own))
 

@@ -20,6 +20,7 @@ from k3tvm.bundle.manifest import (
 )
 from k3tvm.bundle.params import FOLDER, ParamsWriter, Unit, sha256
 from k3tvm.checkpoint.checkpoint import Checkpoint
+from k3tvm.compiler import link
 from k3tvm.compiler.alone import alone
 from k3tvm.compiler.convert import pieces
 from k3tvm.compiler.formats import formats_of
@@ -29,7 +30,7 @@ from k3tvm.compiler.plan import plan_units
 from k3tvm.compiler.targets import profile_of, split_targets
 from k3tvm.errors import BundleError, CheckpointError, K3Error, TargetError
 from k3tvm.relax_models.decoder import Model, build_model
-from k3tvm.relax_models.graph import MAX_ROWS
+from k3tvm.relax_models.graph import MAX_SEQUENCES
 from k3tvm.relax_models.operators import Activation
 from k3tvm.relax_models.parameters import Parameter
 from k3tvm.schedules.profile import GpuProfile, TargetProfile
@@ -99,11 +100,13 @@ def compile_checkpoint(
     say.step("building the model")
     formats = formats_of(checkpoint)
     models = {
-        captured: build_model(checkpoint.config, formats, options.activations, captured=captured)
-        for captured in {p.captured for p in profiles}
+        form: build_model(
+            checkpoint.config, formats, options.activations, captured=form[0], rows=form[1]
+        )
+        for form in {(p.captured, p.rows) for p in profiles}
     }
-    compiled = [_compile(models[p.captured], p, profiles, options, say) for p in profiles]
-    model = models[profiles[0].captured]  # they have the same parameters and states
+    compiled = [_compile(models[p.captured, p.rows], p, profiles, options, say) for p in profiles]
+    model = next(iter(models.values()))  # they have the same parameters and states
     with alone(partial):
         try:
             manifest = _fill(partial, checkpoint, model, compiled, options, say)
@@ -224,7 +227,6 @@ def _fill(
         params=files,
         states=states,
         sites=model.sites,
-        max_rows=MAX_ROWS,
         slots=options.slots,
         context=options.context or 0,
         source=checkpoint.path.name,
@@ -248,11 +250,9 @@ def _write_codes(folder: Path, compiled: list[Compiled]) -> tuple[CodeEntry, ...
 
 
 def _write_code(folder: Path, compiled: Compiled, name: str) -> CodeEntry:
-    path, part = folder / "code" / f"{name}.so", folder / "code" / f"{name}.part.so"
-    try:
-        compiled.executable.export_library(str(part))
-    except RuntimeError as error:
-        raise TargetError(f"the library cannot be linked: {error}", cure="check g++") from None
+    path = folder / "code" / link.file_name(compiled.profile, name)
+    part = path.with_suffix(f".part{path.suffix}")
+    link.link(compiled.executable, compiled.profile, part)
     part.rename(path)
     entry = FileEntry(f"code/{path.name}", path.stat().st_size, sha256(path))
     kernels = tuple(
@@ -260,7 +260,16 @@ def _write_code(folder: Path, compiled: Compiled, name: str) -> CodeEntry:
     )
     p = compiled.profile
     return CodeEntry(
-        p.name, p.code_kind, p.mcpu, p.isa, entry, kernels, compiled.device_kernels, p.captured
+        p.name,
+        p.code_kind,
+        p.mcpu,
+        p.isa,
+        entry,
+        kernels,
+        p.rows,
+        MAX_SEQUENCES,
+        compiled.device_kernels,
+        p.captured,
     )
 
 

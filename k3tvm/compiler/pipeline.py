@@ -106,7 +106,11 @@ def _build(
     if isinstance(profile, GpuProfile):
         with lowering.device_code(profile, dump) as device_kernels:
             executable = relax.build(
-                module, target, relax_pipeline=nothing, tir_pipeline=lowering.register(profile.kind)
+                module,
+                target,
+                relax_pipeline=nothing,
+                tir_pipeline=lowering.register(profile.kind),
+                system_lib=profile.platform == "ios",  # an app links it
             )
         return executable, tuple(device_kernels())
     with tvm.transform.PassContext(disabled_pass=DISABLED):

@@ -91,7 +91,22 @@ def _open_vulkan(folder: Path, entries: list[CodeEntry], selector: str) -> Devic
     )
 
 
+def _open_emulated(folder: Path, entries: list[CodeEntry], selector: str) -> Device:
+    from k3tvm import emulate
+    from k3tvm.runtime.device_memory import DeviceMemory
+
+    code = entries[0]
+    if selector not in ("", "0"):
+        raise DeviceError(f"device {code.kind}:{selector}: there is one, called {code.kind}")
+    kind: emulate.Kind = "cuda" if code.kind == "cuda-emulated" else "metal"
+    emulate.install(kind)
+    type_ = emulate.TYPES[kind]
+    return Device(emulate.NAMES[kind], type_, 0, DeviceMemory(type_, 0, "k3tvm.emulate"), code)
+
+
 OPENERS: dict[str, Callable[[Path, list[CodeEntry], str], Device]] = {
     "cpu": _open_cpu,
     "vulkan": _open_vulkan,
+    "cuda-emulated": _open_emulated,
+    "metal-emulated": _open_emulated,
 }

@@ -136,8 +136,9 @@ class Engine:
             raise DeviceError("there are no tokens to read", cure="give at least one id")
         for token, slot in zip(ids, slots, strict=True):
             self._tokens([token], slot)
-        if len(slots) > self.manifest.max_rows:
-            raise DeviceError(f"{len(slots)} slots: at most {self.manifest.max_rows} at once")
+        if len(slots) > self.device.code.max_sequences:
+            most = self.device.code.max_sequences
+            raise DeviceError(f"{len(slots)} slots: at most {most} at once")
         seqs = [(s, row, 1, self.states.positions[s]) for row, s in enumerate(slots)]
         entry = CAPTURED if self.device.code.captured else "decode"
         return self._call(entry, np.asarray(ids, np.int32), seqs)
@@ -180,8 +181,9 @@ class Engine:
         inputs = (ids, rows, self._flags.tensor, self._states, self._weights)
         if entry != CAPTURED:
             return machine[entry](*inputs)
-        *experts, logits = machine[entry](*inputs, self._results(len(seqs)))
-        return logits, experts
+        results = self._results(len(seqs))
+        logits = machine[entry](*inputs, results)
+        return logits, list(results)[:-1]
 
     def _results(self, rows: int) -> Any:
         """The tensors for the results of a captured step; a graph writes where it first did."""
@@ -220,7 +222,7 @@ class Engine:
 
     def _chunks(self, ids: Sequence[int] | Array, slot: int, chunk: int | None) -> list[Array]:
         """The checked tokens of one request, `chunk` at a time; at least one token."""
-        most = self.manifest.max_rows
+        most = self.device.code.max_rows
         chunk = most if chunk is None else min(chunk, most)
         tokens = self._tokens(ids, slot)
         if chunk < 1:

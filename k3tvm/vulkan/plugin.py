@@ -6,25 +6,20 @@ first asked for.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
-import struct
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from k3tvm._ffi import PINS, load_runtime, tvm_ffi
+from k3tvm._ffi import load_runtime, tvm_ffi
 from k3tvm.errors import DeviceError
+from k3tvm.native.library import check
+from k3tvm.native.library import load as load_library
 from k3tvm.vulkan.compile_plugin import LIBRARY as NAME
 from k3tvm.vulkan.compile_plugin import WHERE, compile_plugin
 
 LIBRARY = Path(__file__).parent / NAME
-ABI = " ".join(f"{package}=={version}" for package, version in PINS.items())
-ELF = struct.Struct("<40xQ10xHH2x")  # of 64 bits: where sections are listed, in how many pieces
-STAMP = re.compile(rb"k3tvm-abi\[([^\]]*)\]")
-REBUILD = "run: k3tvm doctor --build"
 
 
 class VulkanError(DeviceError):
@@ -59,23 +54,6 @@ def build() -> Path:
     return LIBRARY
 
 
-def built_for(library: Path) -> str:
-    """The TVM versions that a library was built for; "" for a file that is not the plug-in."""
-    data = library.read_bytes()
-    found = STAMP.search(data) if _whole(data) else None
-    return found[1].decode() if found else ""
-
-
-def _whole(data: bytes) -> bool:
-    """Whether an ELF file is not cut short: its last part, the table of sections, is there."""
-    if not data.startswith(b"\x7fELF"):
-        return True  # of another system, which this cannot judge
-    if len(data) < ELF.size:
-        return False
-    table, size, count = ELF.unpack_from(data)
-    return table + size * count <= len(data)
-
-
 @cache
 def load() -> None:
     """Register the device, the module reader and the functions `k3tvm.vulkan.*` with TVM.
@@ -94,10 +72,7 @@ def load() -> None:
     _check(LIBRARY)
     for error in ERRORS:
         tvm_ffi.error.register_error(error.__name__, error)
-    try:
-        ctypes.CDLL(str(LIBRARY))
-    except (OSError, UnicodeDecodeError) as error:  # the linker cites names that it cannot find
-        raise DeviceError(f"cannot be loaded: {error}", where=WHERE, cure=REBUILD) from None
+    load_library(LIBRARY, WHERE)
 
 
 def provider() -> Literal["k3tvm", "TVM", "nobody"]:
@@ -111,19 +86,7 @@ def provider() -> Literal["k3tvm", "TVM", "nobody"]:
 
 def _check(library: Path) -> None:
     """Refuse a library that would crash, before the dynamic linker sees it (F28)."""
-    if not library.is_file():
-        raise DeviceError(
-            f"was not built ({library} is missing)",
-            where=WHERE,
-            cure=f"apt install libvulkan-dev g++, then {REBUILD}",
-        )
-    found = built_for(library)
-    if found != ABI:
-        raise DeviceError(
-            f"was built for {found or 'something else, or is damaged'}, here is {ABI}",
-            where=WHERE,
-            cure=REBUILD,
-        )
+    check(library, WHERE, "libvulkan-dev g++")
 
 
 if __name__ == "__main__":

@@ -108,12 +108,13 @@ def _devices() -> tuple[Part, tuple[Device, ...]]:
     """The plug-in, and the devices that it sees."""
     name = "plug-in"
     try:
-        from k3tvm.vulkan import plugin  # TVM's runtime may be absent, or of another version
+        from k3tvm.native import library  # TVM's runtime may be absent, or of another version
+        from k3tvm.vulkan import plugin
 
         plugin.load()
     except K3Error as error:
         return Part(name, problem=str(error)), ()
-    part = Part(name, version=plugin.ABI, path=str(plugin.LIBRARY))
+    part = Part(name, version=library.ABI, path=str(plugin.LIBRARY))
     try:
         return part, devices()
     except K3Error as error:

@@ -1,17 +1,21 @@
-"""Routed experts on a GPU: pairs (row, choice) sorted by expert, then products per pair or tile."""
+"""Routed experts on a GPU: products of pairs (row, choice), which are sorted by expert."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from k3tvm._tvm import T
-from k3tvm.relax_models.operators import ExpertLinear, ExpertSort
+from k3tvm.relax_models.operators import ExpertLinear
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.products import BLOCK, Weights, weights_of
 from k3tvm.schedules.gpu.products_few import Team, matvec, threads_of
 from k3tvm.schedules.gpu.products_many import fits
 from k3tvm.schedules.gpu.products_matrix import product_of
+from k3tvm.schedules.gpu.products_mma import product as product_on_cores
+from k3tvm.schedules.gpu.products_mma_plan import Plan, Shape, able
+from k3tvm.schedules.gpu.products_split import form_of, split
 from k3tvm.schedules.gpu.products_tile import THREADS, Product, Tile
 from k3tvm.schedules.profile import GpuProfile
 from k3tvm.schedules.registry import Refusal, schedule
@@ -23,35 +27,7 @@ ALONE = 0.5  # each pair reads its weights for itself
 FEW = 12  # chunks of a few pairs do, else tiles
 CHUNK = 4
 HEIGHT, WIDTH = 32, 64  # pairs and weight rows of a tile
-
-
-@schedule(ExpertSort, "gpu", "every pair counts the pairs before it: no shared counters")
-def expert_sort_gpu(op: ExpertSort, p: GpuProfile, a: SimpleNamespace) -> None:
-    """A pair's place is the number of pairs of lower experts, and of earlier ones of its own.
-
-    first[e] is the number of pairs of lower experts alone. The work grows with the square of the
-    rows, but in parallel: it stays small next to the experts' products.
-    """
-    pairs = g.let(a.n * T.int32(op.top_k))
-    with g.each(pairs + T.int32(op.experts + 1)) as item:
-        is_pair = item < pairs
-        expert, me = g.variable(item - pairs, "int32"), g.variable(-1, "int32")
-        with g.when(is_pair):
-            g.put(expert, _at(op, a.chosen, item))
-            g.put(me, item)
-        before = g.variable(0, "int32")
-        with g.serial(a.n) as row, g.serial(op.top_k) as choice:
-            earlier = row * T.int32(op.top_k) + choice < me[0]
-            limit = expert[0] + T.Select(earlier, T.int32(1), T.int32(0))
-            one = T.Select(a.chosen[row, choice] < limit, T.int32(1), T.int32(0))
-            g.put(before, before[0] + one)
-        with T.If(is_pair):
-            with T.Then():
-                place = g.let(before[0])
-                row, choice = place // T.int32(op.top_k), place % T.int32(op.top_k)
-                g.store(a.order, item, row, choice)
-            with T.Else():
-                g.store(a.first, before[0], item - pairs)
+CORES = {"mxfp4": Shape(256, 32, 4, 1), "bfloat16": Shape(128, 32, 2, 2)}  # on tensor cores
 
 
 @schedule(
@@ -70,7 +46,10 @@ def expert_linear_gpu(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace) -> No
             with T.Then():
                 _few(op, p, a, weights, CHUNK)
             with T.Else():
-                _many(op, a, weights, product_of(p, op.act, [(HEIGHT, WIDTH)]))
+                if able(p, op.fmt):
+                    _many_on_cores(op, p, a, weights)
+                else:
+                    _many(op, a, weights, product_of(p, op.act, [(HEIGHT, WIDTH)]))
 
 
 def _few(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace, weights: Weights, count: int) -> None:
@@ -121,27 +100,68 @@ def _chunk(
 
 
 def _many(op: ExpertLinear, a: SimpleNamespace, weights: Weights, product: Product) -> None:
-    """Tiles of pairs that share an expert; there may be fewer tiles than workgroups."""
-    blocks, across = -(-op.rows // BLOCK), -(-op.rows // WIDTH)
+    """Tiles of pairs whose rows are read from x."""
+
+    def x(at: tuple[Expr, Expr], k: Expr, lanes: int) -> Expr:
+        return g.load(a.x, at[0], _column(op, at[1], k), lanes=lanes)
+
+    _tiles(op, a, weights, (HEIGHT, WIDTH), THREADS, x, lambda _: product)
+
+
+def _many_on_cores(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace, weights: Weights) -> None:
+    """Rows of x are split into parts, once; then tiles of pairs."""
+    choices = op.top_k if op.per_choice else 1
+
+    def read(row: Expr, choice: Expr, k: Expr, lanes: int) -> Expr:
+        return g.load(a.x, row, _column(op, choice, k), lanes=lanes)
+
+    form, shape = form_of(op.fmt, op.k, op.act), CORES[op.fmt]
+    prepared = split(form, a.n, choices, read)
+    plan = Plan(shape, op.fmt, form, form.parts, p.shared_bytes)
+
+    def x(at: tuple[Expr, Expr], word: Expr, lanes: int) -> Expr:
+        return prepared[at[0], at[1] if op.per_choice else T.int32(0), word]
+
+    def product(count: Expr) -> Product:
+        return product_on_cores(plan, count)
+
+    _tiles(op, a, weights, (shape.tokens, shape.rows), shape.threads, x, product)
+
+
+def _tiles(
+    op: ExpertLinear,
+    a: SimpleNamespace,
+    weights: Weights,
+    size: tuple[int, int],
+    threads: int,
+    x: Callable[[Any, Expr, int], Expr],
+    product: Callable[[Expr], Product],
+) -> None:
+    """Tiles of pairs that share an expert; there may be fewer tiles than workgroups.
+
+    product(count): what multiplies a tile that has `count` pairs, or more than fit.
+    """
+    height, width = size
+    blocks, across = -(-op.rows // BLOCK), -(-op.rows // width)
     pairs = a.n * T.int32(op.top_k)
-    slots = pairs // T.int32(HEIGHT) + T.int32(op.experts)
-    with g.groups(slots * T.int32(across), THREADS) as (task, tid):
+    slots = pairs // T.int32(height) + T.int32(op.experts)
+    with g.groups(slots * T.int32(across), threads) as (task, tid):
         slot = g.let(T.truncmod(task, slots))
-        expert = g.let(_expert_of(op, a, slot))
+        expert = g.let(_expert_of(op, a, slot, height))
         begin, end = T.Bind(a.first[expert]), T.Bind(a.first[expert + T.int32(1)])
-        first = g.let(begin + (slot - _slot(begin, expert)) * T.int32(HEIGHT))
+        first = g.let(begin + (slot - _slot(begin, expert, height)) * T.int32(height))
         with g.when(first < end):
             tile = Tile(
                 weights,
-                HEIGHT,
-                WIDTH,
+                height,
+                width,
                 lead=lambda block: (expert, block),
                 blocks=blocks,
-                first=g.let(T.truncdiv(task, slots) * T.int32(WIDTH // BLOCK)),
+                first=g.let(T.truncdiv(task, slots) * T.int32(width // BLOCK)),
                 source=lambda i: _split(
                     op, T.Bind(_at(op, a.order, g.let(T.min(first + i, end - T.int32(1)))))
                 ),
-                x=lambda at, k, lanes: g.load(a.x, at[0], _column(op, at[1], k), lanes=lanes),
+                x=x,
                 thread=tid,
             )
 
@@ -150,23 +170,23 @@ def _many(op: ExpertLinear, a: SimpleNamespace, weights: Weights, product: Produ
                     row, choice = _split(op, T.Bind(_at(op, a.order, first + i)))
                     _store(op, a, row, choice, column, value)
 
-            product(tile, finish)
+            product(g.let(end - first))(tile, finish)
 
 
-def _slot(begin: Expr, expert: Expr) -> Expr:
+def _slot(begin: Expr, expert: Expr, height: int) -> Expr:
     """The first tile of an expert whose pairs begin at `begin`.
 
     It grows by one at least with every expert, and leaves room for all tiles of an expert.
     """
-    return begin // T.int32(HEIGHT) + expert
+    return begin // T.int32(height) + expert
 
 
-def _expert_of(op: ExpertLinear, a: SimpleNamespace, slot: Expr) -> Expr:
+def _expert_of(op: ExpertLinear, a: SimpleNamespace, slot: Expr, height: int) -> Expr:
     """The last expert whose first tile is not after `slot`, by bisection."""
     low, high = g.variable(0, "int32"), g.variable(op.experts, "int32")
     with g.serial((op.experts - 1).bit_length()):
         middle = g.let(g.variable((low[0] + high[0]) // T.int32(2))[0])
-        with T.If(_slot(a.first[middle], middle) <= slot):
+        with T.If(_slot(a.first[middle], middle, height) <= slot):
             with T.Then():
                 g.put(low, middle)
             with T.Else():

@@ -6,8 +6,9 @@ For the rows i, j of a chunk, with running products of the decays (names as in
     M[i, j] = beta_i (k_i . (A_i / A_j) k_j)   j < i       P[i, j] = q_i . (A_i / A_j) k_j   j <= i
     T = (I + M)^-1 diag(beta)                              W = P T
 
-A thread takes column j from row j down and then column 15 - j: 17 pairs for every thread, and one
-product with the decays of a row leads from each pair to the next. No pair reads a later row.
+A team of threads takes two neighbouring columns, from the row of the first down: what it reads of a
+row serves four sums, and one product with the decays of a row leads from each pair to the next. No
+pair reads a later row.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from k3tvm.schedules.kda_step import L2_EPS
 
 ROWS = 16  # of a chunk, whatever the length of the sequence: results must not depend on it
 TEAM = 8  # threads that share the key channels of two columns
-THREADS = TEAM * ROWS // 2
-STEPS = ROWS + 1
-SUMS = STEPS * 2 * (ROWS // 2)  # pairs of all columns, with the key and with the query
+TEAMS = ROWS // 2
+THREADS = TEAM * TEAMS
+STEPS = TEAMS * (TEAMS + 1)  # rows of all teams
+SUMS = STEPS * 4  # of the two columns of a team, with the key and with the query
 SQUARES = THREADS // (2 * ROWS)  # threads that share the square of a key or query
 KEY, QUERY, DECAY = range(3)
 # A row of the result: T[i, :], W[i, :], the factors that make units of key and query
@@ -44,7 +46,7 @@ class _Pairs:
     head: Any
     tid: Any
     inputs: Any  # shared [3, 16, stride]: some channels of keys, queries, decays
-    shares: Any  # shared [SUMS, TEAM + 1]: each thread's part of each pair
+    shares: Any  # shared [SUMS, TEAM + 1]: each thread's part of each sum
     norms: Any  # shared [32, SQUARES]: shares of the squares of 16 keys and 16 queries
     scales: Any  # shared [3, 16]: factors of keys and queries, beta
     pairs: Any  # shared [2, 16, 16]: M and P
@@ -66,8 +68,8 @@ class _Pairs:
         return self.channels + 4
 
     @property
-    def first(self) -> Any:
-        """The first of this thread's two columns."""
+    def team(self) -> Any:
+        """Which two columns this thread has."""
         return self.tid // T.int32(TEAM)
 
     def at(self, which: int, row: Any, channel: Any) -> Any:
@@ -100,9 +102,9 @@ def pair_launch(op: KdaChunk, a: SimpleNamespace) -> Any:
 
 
 def _add_pairs(t: _Pairs) -> None:
-    """This thread's share of its 17 pairs and of the square of a row, some channels at a time."""
+    """This thread's share of its pairs and of the square of a row, some channels at a time."""
     square = g.variable(0.0)
-    with g.serial(STEPS * 2) as entry:
+    with g.serial((T.int32(ROWS) - t.team * T.int32(2)) * T.int32(4)) as entry:
         g.store(t.shares, g.floats(0.0), _share(t, entry))
     with g.serial(-(-t.op.key_dim // t.channels)) as turn:
         _read(t, g.let(turn * T.int32(t.channels)))
@@ -116,9 +118,14 @@ def _add_pairs(t: _Pairs) -> None:
     g.store(t.norms, square[0], t.tid)
 
 
+def _first_step(team: Any) -> Any:
+    """The number of the first row of a team, when the rows of all teams are counted."""
+    return team * (T.int32(ROWS + 1) - team)
+
+
 def _share(t: _Pairs, entry: Any) -> Any:
-    """Where this thread keeps its part of a sum: entry = 2 * step, + 1 with the query."""
-    row = entry * T.int32(ROWS // 2) + t.first
+    """Where this thread keeps its part of a sum: entry = 4 * step, + 2 column, + 1 with query."""
+    row = g.let(_first_step(t.team) * T.int32(4) + entry)
     return row * T.int32(TEAM + 1) + t.tid % T.int32(TEAM)
 
 
@@ -138,33 +145,31 @@ def _read(t: _Pairs, base: Any) -> None:
             g.store(t.inputs, value[0], t.at(which, i, d))
 
 
-def _pair_of(first: Any, step: Any) -> tuple[Any, Any]:
-    """(row, column) of a step: first, ..., 15 in column `first`, then 15 - first, ..., 15."""
-    before = first + step < T.int32(ROWS)
-    row = T.Select(before, first + step, step - T.int32(1))
-    return g.let(row), g.let(T.Select(before, first, T.int32(ROWS - 1) - first))
-
-
 def _walk(t: _Pairs) -> None:
-    """The 17 pairs in order: the decayed key goes along in registers."""
+    """The rows of this thread's two columns in order: the decayed keys go along in registers."""
     member = t.tid % T.int32(TEAM)
     at = [g.let((member + T.int32(k * TEAM)) * T.int32(4)) for k in range(t.groups)]
-    decayed = [g.variable(g.splat(0.0, 4)) for _ in at]
-    with g.serial(STEPS) as step:
-        row, column = _pair_of(t.first, step)
-        by_key, by_query = g.variable(g.splat(0.0, 4)), g.variable(g.splat(0.0, 4))
-        for d, other in zip(at, decayed, strict=True):
-            key = g.let(g.load(t.inputs, t.at(KEY, row, d), lanes=4))
-            query = g.let(g.load(t.inputs, t.at(QUERY, row, d), lanes=4))
-            decay = g.let(g.load(t.inputs, t.at(DECAY, row, d), lanes=4))
-            g.store(other, g.load(other, 0, lanes=4) * decay, 0, lanes=4)
-            with g.when(row == column):
-                g.store(other, key, 0, lanes=4)
-            for total, own in ((by_key, key), (by_query, query)):
-                value = g.load(total, 0, lanes=4) + own * g.load(other, 0, lanes=4)
-                g.store(total, value, 0, lanes=4)
-        for which, total in enumerate((by_key, by_query)):
-            cell = g.let(_share(t, step * T.int32(2) + T.int32(which)))
+    decayed = [[g.variable(g.splat(0.0, 4)) for _ in at] for _ in range(2)]
+    first = g.let(t.team * T.int32(2))
+    with g.serial(T.int32(ROWS) - first) as step:
+        row = g.let(first + step)
+        sums = [g.variable(g.splat(0.0, 4)) for _ in range(4)]
+        for k, d in enumerate(at):
+            key, query, decay = (
+                g.let(g.load(t.inputs, t.at(which, row, d), lanes=4))
+                for which in (KEY, QUERY, DECAY)
+            )
+            for column in range(2):
+                other = decayed[column][k]
+                g.store(other, g.load(other, 0, lanes=4) * decay, 0, lanes=4)
+                with g.when(step == T.int32(column)):
+                    g.store(other, key, 0, lanes=4)
+                for which, own in enumerate((key, query)):
+                    total = sums[2 * column + which]
+                    value = g.load(total, 0, lanes=4) + own * g.load(other, 0, lanes=4)
+                    g.store(total, value, 0, lanes=4)
+        for which, total in enumerate(sums):
+            cell = g.let(_share(t, step * T.int32(4) + T.int32(which)))
             low, high = (total[T.int32(k)] + total[T.int32(k + 1)] for k in (0, 2))
             g.store(t.shares, t.shares[cell] + (low + high), cell)
 
@@ -192,14 +197,20 @@ def _place(t: _Pairs, entry: Any) -> None:
     total = g.variable(0.0)
     with g.serial(TEAM) as k:
         g.put(total, total[0] + t.shares[entry * T.int32(TEAM + 1) + k])
-    columns = ROWS // 2
-    which = g.let(entry // T.int32(columns) % T.int32(2))
-    row, column = _pair_of(g.let(entry % T.int32(columns)), g.let(entry // T.int32(2 * columns)))
-    by_key = g.let(t.scales[row] * t.scales[row + T.int32(2 * ROWS)])
-    by_query = g.let(t.scales[row + T.int32(ROWS)])
-    scale = g.let(T.Select(which == T.int32(0), by_key, by_query) * t.scales[column])
-    at = which * T.int32(ROWS * ROWS) + row * T.int32(ROWS) + column
-    g.store(t.pairs, total[0] * scale, at)
+    step = g.let(entry // T.int32(4))
+    team = g.variable(T.int32(0), "int32")
+    for other in range(1, TEAMS):
+        with g.when(step >= T.int32(other * (ROWS + 1 - other))):
+            g.put(team, T.int32(other))
+    row = g.let(team[0] * T.int32(2) + step - _first_step(team[0]))
+    column = g.let(team[0] * T.int32(2) + entry // T.int32(2) % T.int32(2))
+    which = g.let(entry % T.int32(2))
+    with g.when(column <= row):
+        by_key = g.let(t.scales[row] * t.scales[row + T.int32(2 * ROWS)])
+        by_query = g.let(t.scales[row + T.int32(ROWS)])
+        scale = g.let(T.Select(which == T.int32(0), by_key, by_query) * t.scales[column])
+        at = which * T.int32(ROWS * ROWS) + row * T.int32(ROWS) + column
+        g.store(t.pairs, total[0] * scale, at)
 
 
 def _solve(t: _Pairs) -> None:

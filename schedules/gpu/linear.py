@@ -13,7 +13,10 @@ from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.products import BLOCK, Weights, weights_of
 from k3tvm.schedules.gpu.products_few import Team, matvec, threads_of
 from k3tvm.schedules.gpu.products_many import fits, matmul
-from k3tvm.schedules.gpu.products_matrix import product_of
+from k3tvm.schedules.gpu.products_matrix import is_exact, product_of
+from k3tvm.schedules.gpu.products_mma import product
+from k3tvm.schedules.gpu.products_mma_plan import Plan, Shape, able
+from k3tvm.schedules.gpu.products_split import PARTS, form_of, split
 from k3tvm.schedules.gpu.products_tile import THREADS, Product, Tile
 from k3tvm.schedules.profile import GpuProfile
 from k3tvm.schedules.registry import Refusal, schedule
@@ -25,6 +28,10 @@ FEW = 16  # up to this many rows there is no need for tiles
 CHUNK = 4  # rows that share one reading of the weights there
 LOW, HIGH = (32, 32), (64, 64)  # rows of x and of the weight in a tile
 BUSY = 256  # workgroups that keep a large device busy; the large tiles wait for as many
+# The same on tensor cores; there the large tiles wait for a workgroup per multiprocessor
+CORES_LOW, CORES_BUSY = Shape(64, 32, 1, 4), 128
+CORES_HIGH = {1: Shape(128, 128, 2, 4), 2: Shape(128, 64, 2, 2), 3: Shape(128, 64, 2, 2)}  # parts
+CORES_MXFP4 = Shape(256, 32, 4, 1)
 MOST = 4096  # rows of x by which there must be so many, else there are no large tiles
 
 
@@ -38,6 +45,8 @@ def linear_gpu(op: Linear, p: GpuProfile, a: SimpleNamespace) -> None:
         (1, partial(_few, op, p, a, weights, 1)),
         (FEW, partial(_few, op, p, a, weights, CHUNK)),
     ]
+    if able(p, op.fmt):
+        return _branch(a.n, cases, partial(_many_on_cores, op, p, a, weights))
     most_low = max(LOW[0], HIGH[0] * BUSY // (op.groups * -(-op.rows // HIGH[1])))
     sizes = [LOW] if most_low > MOST or not fits(p, *HIGH) else [LOW, HIGH]
     product = product_of(p, op.act, sizes)
@@ -86,7 +95,7 @@ def _many(
 ) -> None:
     """All weight rows; those whose results stay float32 always have the exact product."""
     across = -(-op.rows // width)
-    exact = -(-op.exact_rows // width) if product is not matmul else 0
+    exact = 0 if is_exact(product) else -(-op.exact_rows // width)
     if exact:
         _strips(op, a, weights, matmul, (height, width), range(exact))
     if exact < across:
@@ -100,12 +109,20 @@ def _strips(
     product: Product,
     size: tuple[int, int],
     strips: range,
+    threads: int = THREADS,
+    prepared: Any = None,
 ) -> None:
-    """Some strips of `width` weight rows, for all rows of x."""
+    """Some strips of `width` weight rows, for all rows of x, or of what was `prepared` of it."""
     height, width = size
     blocks, across = -(-op.rows // BLOCK), len(strips)
     tiles = (a.n + T.int32(height - 1)) // T.int32(height)
-    with g.groups(tiles * T.int32(op.groups * across), THREADS) as (task, tid):
+
+    def x(row: Expr, k: Expr, lanes: int) -> Expr:
+        if prepared is not None:
+            return prepared[row, group, k]
+        return g.load(a.x, row, _column(op, group, k), lanes=lanes)
+
+    with g.groups(tiles * T.int32(op.groups * across), threads) as (task, tid):
         # neighbouring workgroups share their weights
         first = g.let(T.truncmod(task, tiles) * T.int32(height))
         strip = g.let(T.truncdiv(task, tiles))
@@ -119,7 +136,7 @@ def _strips(
             blocks=blocks,
             first=g.let(column * T.int32(width // BLOCK)),
             source=lambda i: g.let(T.min(first + i, a.n - T.int32(1))),
-            x=lambda row, k, lanes: g.load(a.x, row, _column(op, group, k), lanes=lanes),
+            x=x,
             thread=tid,
         )
 
@@ -128,6 +145,39 @@ def _strips(
                 _store(op, a, first + i, group, row, value)
 
         product(tile, finish)
+
+
+def _many_on_cores(op: Linear, p: GpuProfile, a: SimpleNamespace, weights: Weights) -> None:
+    """Rows of x are split into parts, once; then tiles of two sizes with the same bits."""
+    form = form_of(op.fmt, op.k, op.act, exact=op.exact_rows > 0)
+
+    def read(row: Expr, group: Expr, k: Expr, lanes: int) -> Expr:
+        return g.load(a.x, row, _column(op, group, k), lanes=lanes)
+
+    prepared = split(form, a.n, op.groups, read)
+    parts = PARTS[op.fmt][op.act]
+
+    def high(count: int) -> Shape:
+        return CORES_MXFP4 if op.fmt == "mxfp4" else CORES_HIGH[count]
+
+    def strips(low: bool) -> None:
+        done = 0
+        for count, rows in ((form.parts, op.exact_rows), (parts, op.rows)):
+            shape = CORES_LOW if low else high(count)
+            stop = -(-rows // shape.rows)
+            if stop > done:
+                plan = Plan(shape, op.fmt, form, count, p.shared_bytes)
+                size, these = (shape.tokens, shape.rows), range(done, stop)
+                _strips(op, a, weights, product(plan), size, these, shape.threads, prepared)
+            done = stop
+
+    tiles = op.groups * -(-op.rows // high(parts).rows)
+    most_low = high(parts).tokens * CORES_BUSY // tiles
+    with T.If(a.n <= T.int32(most_low)):
+        with T.Then():
+            strips(low=True)
+        with T.Else():
+            strips(low=False)
 
 
 def _lead(op: Linear, group: Expr, block: Expr) -> tuple[Expr, ...]:

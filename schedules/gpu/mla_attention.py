@@ -17,6 +17,7 @@ from typing import Any
 from k3tvm._tvm import T
 from k3tvm.relax_models.operators import MlaAttention
 from k3tvm.schedules.gpu import grid as g
+from k3tvm.schedules.gpu import mla_cores, mla_cores_sums
 from k3tvm.schedules.gpu.mla_parts import (
     GROUPS,
     add_parts,
@@ -44,6 +45,14 @@ def attention(op: MlaAttention, p: GpuProfile, a: SimpleNamespace) -> None:
     """Many tiles: a workgroup each. Few: a workgroup per part of each tile's keys."""
     shape = shape_of(op, p)
     tiles = tiles_of(op, shape, a)
+    if mla_cores.able(op, p):
+        many = mla_cores.tiles_of(op, a)
+        with T.If(many >= T.int32(mla_cores.BUSY)):
+            with T.Then():
+                _whole_on_cores(op, a, many)
+            with T.Else():
+                _split(op, shape, a, tiles)
+        return
     with T.If(tiles * T.int32(2) > T.int32(GROUPS)):
         with T.Then():
             _whole(op, shape, a, tiles)
@@ -62,6 +71,31 @@ def _whole(op: MlaAttention, shape: Shape, a: SimpleNamespace, tiles: Any) -> No
                 _gather(t, softmax, nothing, t.many)
                 _weigh(t, softmax, sums, nothing, t.many)
             _write_out(t, softmax, sums)
+
+
+def _whole_on_cores(op: MlaAttention, a: SimpleNamespace, tiles: Any) -> None:
+    prepared = mla_cores.queries(op, a)
+    with g.groups(tiles, mla_cores.THREADS) as (group, tid):
+        index, memory = tiles - T.int32(1) - group, mla_cores.memory_of(op)
+        with tile_of(op, mla_cores.SHAPE, a, index, tid, memory) as t:
+            softmax, sums = new_softmax(), mla_cores_sums.new_sums(t)
+            if op.act == "float32":
+                with _blocks(T.int32(0), t.many) as block:
+                    first = g.let(block * T.int32(KEYS))
+                    mla_cores.score_keys(t, prepared, first)
+                    absorb(t, softmax, shares=True)
+                    mla_cores_sums.rescale(sums)
+                    mla_cores_sums.add_values(sums, first)
+            else:
+                with _blocks(T.int32(0), t.many) as block:
+                    mla_cores.score_keys(t, prepared, g.let(block * T.int32(KEYS)))
+                    absorb(t, softmax, shares=False)
+                with _blocks(T.int32(0), t.many) as block:
+                    first = g.let(block * T.int32(KEYS))
+                    mla_cores.score_keys(t, prepared, first)
+                    round_shares(t, softmax)
+                    mla_cores_sums.add_values(sums, first)
+            _write_out(t, softmax, sums, mla_cores_sums.each_sum)
 
 
 def _split(op: MlaAttention, shape: Shape, a: SimpleNamespace, tiles: Any) -> None:
@@ -159,7 +193,7 @@ def _weigh(t: Tile, softmax: Softmax, sums: Sums, start: Any, stop: Any) -> None
         add_values(sums, first, g.let(T.min(stop - first, T.int32(KEYS))))
 
 
-def _write_out(t: Tile, softmax: Softmax, sums: Sums) -> None:
+def _write_out(t: Tile, softmax: Softmax, sums: Any, each: Any = each_sum) -> None:
     """out = sums / total of the softmax, unless the shares were divided already."""
     lanes = t.shape.lanes
     if t.op.act == "float32":
@@ -171,11 +205,12 @@ def _write_out(t: Tile, softmax: Softmax, sums: Sums) -> None:
 
     def write(pair: Any, column: Any, cell: Any) -> None:
         at = t.memory.heads[pair] * T.int32(t.op.rank) + column
+        row = g.variable(g.splat(0.0, lanes))
         for i in range(lanes):
             value = cell[i]
             if t.op.act == "float32":
                 value = value / t.memory.factors[pair]
-            g.put(cell, g.rounded(t.op.act, g.let(value)), i)
-        g.store(t.a.out, g.load(cell, 0, lanes=lanes), t.memory.rows[pair], at, lanes=lanes)
+            g.put(row, g.rounded(t.op.act, g.let(value)), i)
+        g.store(t.a.out, g.load(row, 0, lanes=lanes), t.memory.rows[pair], at, lanes=lanes)
 
-    each_sum(sums, write)
+    each(sums, write)

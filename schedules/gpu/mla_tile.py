@@ -6,7 +6,7 @@ All heads share one cache row per position, so the queries of a sequence are a p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -117,10 +117,15 @@ def shared_memory(shape: Shape) -> SimpleNamespace:
 
 @contextmanager
 def tile_of(
-    op: MlaAttention, shape: Shape, a: SimpleNamespace, index: Any, tid: Any
+    op: MlaAttention,
+    shape: Shape,
+    a: SimpleNamespace,
+    index: Any,
+    tid: Any,
+    memory_of: Callable[[Shape], SimpleNamespace] = shared_memory,
 ) -> Iterator[Tile]:
     """Tile `index` of the call; the body runs where there is one."""
-    memory = shared_memory(shape)
+    memory = memory_of(shape)
     left, owner, inside = g.variable(index), g.variable(-1, "int32"), g.variable(0, "int32")
     size = T.int32(shape.pairs)
     with g.serial(a.m) as s:

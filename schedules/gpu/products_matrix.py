@@ -13,7 +13,7 @@ in the order of k, so it depends neither on the size of the tile nor on the othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from k3tvm._tvm import T
 from k3tvm.relax_models.operators import Activation
 from k3tvm.schedules.gpu import grid as g
-from k3tvm.schedules.gpu import products_many
+from k3tvm.schedules.gpu import products_many, products_simdgroup
 from k3tvm.schedules.gpu.products import BLOCK
 from k3tvm.schedules.gpu.products_tile import STEP, THREADS, Finish, Product, Tile, stager
 from k3tvm.schedules.profile import GpuProfile
@@ -71,15 +71,23 @@ def fits(p: GpuProfile, height: int, width: int) -> bool:
     return p.features >= NEEDS and p.threads >= THREADS and p.shared_bytes >= needed
 
 
-def product_of(p: GpuProfile, act: Activation, sizes: Iterable[tuple[int, int]]) -> Product:
+def product_of(p: GpuProfile, act: Activation, sizes: Sequence[tuple[int, int]]) -> Product:
     """What multiplies tiles of these sizes (height, width).
 
-    Cooperative matrices where the profile has them, all sizes fit, and the rows of x hold float16
-    values, as they do with float16 activations; else the exact float32 product.
+    Matrices of SIMD groups, which are exact, where the profile has them and all sizes fit.
+    Cooperative matrices likewise, if the rows of x hold float16 values, as they do with float16
+    activations. Else the exact float32 product.
     """
+    if all(products_simdgroup.fits(p, *size) for size in sizes):
+        return products_simdgroup.matmul
     if act == "float16" and all(fits(p, *size) for size in sizes):
         return partial(matmul, p)
     return products_many.matmul
+
+
+def is_exact(product: Product) -> bool:
+    """Whether a product takes float32 rows of x and weights as they are."""
+    return product in (products_many.matmul, products_simdgroup.matmul)
 
 
 def matmul(p: GpuProfile, tile: Tile, finish: Finish) -> None:

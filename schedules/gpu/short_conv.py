@@ -32,9 +32,9 @@ def _whole_sequences(op: ShortConv, a: SimpleNamespace) -> None:
     with g.each(a.m * T.int32(op.channels)) as item:
         s, channel = g.let(item // T.int32(op.channels)), g.let(item % T.int32(op.channels))
         slot, first, rows = (g.let(a.seqs[s, T.int32(i)]) for i in range(3))
-        window = _window(op, a, slot, first, T.int32(0), channel)
+        window = window_of(op, a, slot, first, T.int32(0), channel)
         _rows(op, a, window, first, rows, channel)
-        _store_tail(op, a, window, slot, channel)
+        store_tail(op, a, window, slot, channel)
 
 
 def _blocks_of_rows(op: ShortConv, a: SimpleNamespace) -> None:
@@ -45,7 +45,7 @@ def _blocks_of_rows(op: ShortConv, a: SimpleNamespace) -> None:
         with g.when(s[0] >= T.int32(0)):
             slot, first, rows = (g.let(a.seqs[s[0], T.int32(i)]) for i in range(3))
             start = g.let(number[0] * T.int32(ROWS))
-            window = _window(op, a, slot, first, start, channel)
+            window = window_of(op, a, slot, first, start, channel)
             count = g.let(T.min(rows - start, T.int32(ROWS)))
             _rows(op, a, window, g.let(first + start), count, channel)
 
@@ -55,10 +55,10 @@ def _new_tails(op: ShortConv, a: SimpleNamespace) -> None:
     with g.each(a.m * T.int32(op.channels)) as item:
         s, channel = g.let(item // T.int32(op.channels)), g.let(item % T.int32(op.channels))
         slot, first, rows = (g.let(a.seqs[s, T.int32(i)]) for i in range(3))
-        _store_tail(op, a, _window(op, a, slot, first, rows, channel), slot, channel)
+        store_tail(op, a, window_of(op, a, slot, first, rows, channel), slot, channel)
 
 
-def _window(
+def window_of(
     op: ShortConv, a: SimpleNamespace, slot: Any, first: Any, start: Any, channel: Any
 ) -> Any:
     """The inputs before row `start` of a sequence, oldest first, and room for one more."""
@@ -89,7 +89,7 @@ def _rows(
             g.put(window, window[T.int32(j + 1)], j)
 
 
-def _store_tail(op: ShortConv, a: SimpleNamespace, window: Any, slot: Any, channel: Any) -> None:
+def store_tail(op: ShortConv, a: SimpleNamespace, window: Any, slot: Any, channel: Any) -> None:
     """The tail is the window; it was read whole before."""
     for j in range(op.kernel - 1):
         g.store(a.tail, window[T.int32(j)], g.wide(slot), j, channel)

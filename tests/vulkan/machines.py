@@ -59,7 +59,7 @@ def bundle(folder: Path, *code: CodeEntry, **changes: Any) -> str:
         (folder / entry.file.path).write_bytes(LIBRARY)
     facts: dict[str, Any] = {
         "config": {}, "activations": "float32", "code": code, "arrays": (), "params": (),
-        "states": (), "sites": 1, "max_rows": 1, "slots": 1, "context": 1, "source": "",
+        "states": (), "sites": 1, "slots": 1, "context": 1, "source": "",
         "versions": dict(PINS), "has_weights": True,
     }  # fmt: skip
     Manifest(**(facts | changes)).save(folder)
@@ -70,7 +70,7 @@ def code(target: str, isa: str = "", *kernels: DeviceKernel) -> CodeEntry:
     """A library in a manifest; its file is never loaded."""
     kind = target.split(":")[0].split("-")[0]
     file = FileEntry(f"code/{kind}.so", len(LIBRARY), hashlib.sha256(LIBRARY).hexdigest())
-    return CodeEntry(target, kind, "", isa, file, (), kernels)
+    return CodeEntry(target, kind, "", isa, file, (), 1, 1, kernels)
 
 
 NVIDIA = code(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from k3tvm.errors import DeviceError
+from k3tvm.native import library
+from k3tvm.native.build import stamp
 from k3tvm.vulkan import compile_plugin as build
 from k3tvm.vulkan import plugin
 
@@ -36,7 +38,7 @@ def script(path: Path, text: str) -> str:
 def test_the_library_says_for_which_tvm_it_was_built(sources, tmp_path):
     made = tmp_path / "out" / "plugin.so"
     build.compile_plugin(made)
-    assert plugin.built_for(made) == plugin.ABI == build.stamp()
+    assert library.built_for(made) == library.ABI == stamp()
     assert list(made.parent.iterdir()) == [made]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from k3tvm.errors import DeviceError
+from k3tvm.native import library
 from k3tvm.vulkan import plugin
 from k3tvm.vulkan.devices import INSTALL
 from tests.vulkan.rig import ROOT, USE, function, in_process, rig, told
@@ -219,5 +220,5 @@ sys.stdout.write(f"{tvm.device('vulkan', 0).exist} {build is not None}")
 
 def test_the_plugin_says_what_it_was_built_for():
     rig()
-    assert function("abi")() == plugin.ABI == plugin.built_for(plugin.LIBRARY)
+    assert function("abi")() == library.ABI == library.built_for(plugin.LIBRARY)
     assert ROOT in plugin.LIBRARY.parents

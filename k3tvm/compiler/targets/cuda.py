@@ -47,6 +47,7 @@ def cuda_profile(variant: str = "", emulated: bool = False) -> GpuProfile:
         features=FEATURES,
         subgroup=32,
         archs=archs,
+        rows=1024,
         emulated=emulated,
     )
 

@@ -49,6 +49,7 @@ def metal_profile(variant: str = "", emulated: bool = False) -> GpuProfile:
         features=FEATURES,
         subgroup=32,
         platform="linux" if emulated else PLATFORMS[platform],
+        rows=512,
         emulated=emulated,
     )
 

@@ -1,0 +1,1 @@
+"""CUDA: the toolchain that makes device code, and what reads it back."""

@@ -1,0 +1,63 @@
+// What emulated kernels are compiled with, whatever their language: threads, waits, exchanges.
+//
+// Small on purpose: it is read again for every file of kernels. The scheduler is elsewhere
+// (k3tvm/native/block.cc) and is reached through the running thread.
+#ifndef K3EMU_H_
+#define K3EMU_H_
+
+#include <stdint.h>
+#include <string.h>
+
+#include "k3emu_abi.h"
+
+#define K3_EMULATED 1
+
+namespace k3emu {
+
+// The running thread. Fibers share a thread of the CPU: whoever waits sets it again.
+inline thread_local Thread* self;
+
+inline void wait(Wait kind) {
+  Thread* me = self;
+  me->services->wait(me, kind);
+  self = me;
+}
+
+[[noreturn]] inline void fail(const char* what) {
+  self->services->fail(self, what);
+  __builtin_unreachable();
+}
+
+// An array of the block; `id` tells those of one kernel apart.
+inline void* shared(unsigned id, unsigned long bytes) {
+  return self->services->shared(self, id, bytes);
+}
+
+// Every thread of the warp gives a value and sees all of them, by lane, until its next exchange.
+template <typename T>
+inline const T* everyone(const T& mine) {
+  static_assert(sizeof(T) <= kExchange, "too much for one exchange");
+  char* memory = self->services->exchange(self);
+  memcpy(memory + self->lane * sizeof(T), &mine, sizeof(T));
+  wait(Wait::kWarp);
+  return reinterpret_cast<const T*>(memory);
+}
+
+// The value of another lane, or the own one where there is no such lane.
+template <typename T>
+inline T from_lane(T mine, unsigned lane) {
+  T other = everyone(mine)[lane < self->warp_size ? lane : self->lane];
+  return other;
+}
+
+template <typename To, typename From>
+inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "bits of another size");
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+}  // namespace k3emu
+
+#endif  // K3EMU_H_

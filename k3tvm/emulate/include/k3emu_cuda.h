@@ -1,0 +1,145 @@
+// CUDA C++ for the CPU, as far as our kernels use it.
+#ifndef K3EMU_CUDA_H_
+#define K3EMU_CUDA_H_
+
+#include <math.h>
+
+#include "k3emu.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+
+#define threadIdx (k3emu::self->index)
+#define blockIdx (k3emu::self->block)
+#define blockDim (k3emu::self->block_size)
+#define gridDim (k3emu::self->grid)
+
+typedef unsigned int uint;
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef signed char schar;
+typedef long long longlong;
+typedef unsigned long long ulonglong;
+typedef _Float16 half;
+
+#define K3EMU_VECTORS(type, name)                                              \
+  struct alignas(2 * sizeof(type)) name##2 {                                   \
+    type x, y;                                                                 \
+  };                                                                           \
+  struct name##3 {                                                             \
+    type x, y, z;                                                              \
+  };                                                                           \
+  struct alignas(sizeof(type) * 4 > 16 ? 16 : sizeof(type) * 4) name##4 {      \
+    type x, y, z, w;                                                           \
+  };                                                                           \
+  inline name##2 make_##name##2(type x, type y) { return {x, y}; }             \
+  inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }  \
+  inline name##4 make_##name##4(type x, type y, type z, type w) {              \
+    return {x, y, z, w};                                                       \
+  }
+K3EMU_VECTORS(float, float)
+K3EMU_VECTORS(double, double)
+K3EMU_VECTORS(int, int)
+K3EMU_VECTORS(uint, uint)
+K3EMU_VECTORS(short, short)
+K3EMU_VECTORS(ushort, ushort)
+K3EMU_VECTORS(schar, char)
+K3EMU_VECTORS(uchar, uchar)
+K3EMU_VECTORS(longlong, longlong)
+K3EMU_VECTORS(ulonglong, ulonglong)
+#undef K3EMU_VECTORS
+
+#define CUDART_INF_F __builtin_inff()
+#define CUDART_NAN_F __builtin_nanf("")
+
+inline void __syncthreads() { k3emu::wait(k3emu::Wait::kBlock); }
+
+// Our kernels have whole warps come along, and say so.
+inline void k3emu_whole(unsigned mask) {
+  if (mask != 0xffffffffu) k3emu::fail("an exchange among some lanes of a warp is not emulated");
+}
+
+inline void __syncwarp(unsigned mask = 0xffffffffu) {
+  k3emu_whole(mask);
+  k3emu::everyone(0);
+}
+
+template <typename T>
+inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+  k3emu_whole(mask);
+  unsigned base = k3emu::self->lane & ~(width - 1u);
+  return k3emu::from_lane(value, base | (static_cast<unsigned>(lane) & (width - 1u)));
+}
+
+template <typename T>
+inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32) {
+  k3emu_whole(mask);
+  unsigned lane = k3emu::self->lane, other = lane ^ static_cast<unsigned>(flip);
+  return k3emu::from_lane(value, other / width == lane / width ? other : lane);
+}
+
+template <typename T>
+inline T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32) {
+  k3emu_whole(mask);
+  unsigned lane = k3emu::self->lane;
+  return k3emu::from_lane(value, lane % width + by < static_cast<unsigned>(width) ? lane + by : lane);
+}
+
+template <typename T>
+inline T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32) {
+  k3emu_whole(mask);
+  unsigned lane = k3emu::self->lane;
+  return k3emu::from_lane(value, lane % width >= by ? lane - by : lane);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int yes) {
+  k3emu_whole(mask);
+  const int* all = k3emu::everyone(yes);
+  unsigned result = 0;
+  for (unsigned i = 0; i < k3emu::self->warp_size; ++i) result |= (all[i] ? 1u : 0u) << i;
+  return result;
+}
+
+inline float max(float a, float b) { return a != a ? b : (b > a ? b : a); }
+inline float min(float a, float b) { return a != a ? b : (b < a ? b : a); }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __uint_as_float(unsigned bits) { return k3emu::bits_as<float>(bits); }
+inline unsigned __float_as_uint(float x) { return k3emu::bits_as<unsigned>(x); }
+inline float __int_as_float(int bits) { return k3emu::bits_as<float>(bits); }
+inline int __float_as_int(float x) { return k3emu::bits_as<int>(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
+
+template <typename T>
+inline T __ldg(const T* p) {
+  return *p;
+}
+
+namespace k3emu {
+
+template <typename... A>
+struct Apply {
+  Apply(void (*function)(A...), A... a) { function(a...); }
+};
+
+// Calls a kernel with a pointer to each of its arguments.
+template <typename... A>
+inline void call(void (*function)(A...), void** arguments) {
+  int i = 0;
+  Apply<A...>{function, *static_cast<A*>(arguments[i++])...};  // braces: from left to right
+}
+
+}  // namespace k3emu
+
+#endif  // K3EMU_CUDA_H_

@@ -1,0 +1,1 @@
+"""Code for Apple's GPUs: Metal source, its checks, and libraries for macOS and iOS."""

@@ -1,0 +1,1 @@
+"""What every GPU kernel asks of a device, found without one: memory traffic, operations, limits."""
