@@ -63,7 +63,8 @@ def load_runtime() -> None:
     spec = importlib.util.find_spec("tvm")
     if spec is None or not spec.submodule_search_locations:
         raise TargetError("is not installed", where="apache-tvm", cure="pip install k3tvm")
-    library = Path(spec.submodule_search_locations[0]) / "lib" / "libtvm_runtime.so"
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    library = Path(spec.submodule_search_locations[0]) / "lib" / f"libtvm_runtime.{suffix}"
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 

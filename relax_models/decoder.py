@@ -84,8 +84,8 @@ def build_model(
 
     With `captured` there is one more entry, `decode_captured`: decode in the form that becomes one
     CUDA graph. It calls no functions of blocks, but has their operators one after the other, and
-    takes the tensors for its results as a last tuple, (*experts, logits); it returns the logits. Steps
-    then have fewer and larger operators (`Blocks.fused`).
+    takes the tensors for its results as a last tuple, (*experts, logits); it returns the logits.
+    Steps then have fewer and larger operators (`Blocks.fused`).
     rows: of one call at most; memory for activations is planned for as many.
     """
     decoder = _Decoder(config, format_of, act, rows, fused=captured)
@@ -241,7 +241,9 @@ class _Decoder:
                 stream = run.layer(i, half, function, stream)
             logits = run.call(head, stream, site=2 * c.num_layers, result=("linear", "out"))
             if run.flat:  # a graph must have a result that somebody takes
-                return run.emit(relax.call_pure_packed("vm.builtin.copy", logits, ty_args=logits.ty))
+                return run.emit(
+                    relax.call_pure_packed("vm.builtin.copy", logits, ty_args=logits.ty)
+                )
             return run.emit(relax.Tuple([logits, relax.Tuple(run.routing)]))
 
         # a captured graph keeps the addresses of all that it was given

@@ -54,13 +54,18 @@ def compiled(op: Operator, profile: TargetProfile) -> Any:
 
 def compiled_function(name: str, func: Any, profile: TargetProfile) -> Any:
     """A PrimFunc as a callable TVM function."""
+    return compiled_module(name, func, profile)[name]
+
+
+def compiled_module(name: str, func: Any, profile: TargetProfile) -> Any:
+    """A PrimFunc as a module that can be exported."""
     module = tvm.IRModule({name: func.with_attr("global_symbol", name)})
     target = tvm.target.Target(profile.tvm_target())
     if isinstance(profile, CpuProfile):
-        return tvm.compile(module, target=target)[name]
+        return tvm.compile(module, target=target)
     prepare(profile)
     with lowering.device_code(profile):
-        return tvm.compile(module, target, tir_pipeline=lowering.register(profile.kind))[name]
+        return tvm.compile(module, target, tir_pipeline=lowering.register(profile.kind))
 
 
 def prepare(profile: GpuProfile) -> None:

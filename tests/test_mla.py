@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from k3tvm.relax_models.operators import MlaAttention, MlaCache, SigmoidGate
+from k3tvm.schedules.numerics import round_to
 from k3tvm.vulkan import build
 from tests.kernels import compiled, expect, gpu_profiles, profiles, relative_error, run
 from tests.tolerances import tolerance
@@ -28,13 +29,14 @@ def attention_op(heads: int, rank: int, rope: int, act: str) -> MlaAttention:
 
 
 def attention_inputs(op: MlaAttention, seqs: list[list[int]], seed: int) -> dict[str, np.ndarray]:
-    """Random queries; cache positions that nobody may see hold NaN."""
+    """Random queries and a cache in the activation's format; places that nobody sees hold NaN."""
     rng = np.random.default_rng(seed)
     rows = sum(s[2] for s in seqs)
     used = {s[0]: s[3] + s[2] for s in seqs}
     cache = np.full((4, max(used.values()) + 2, op.rank + op.rope), np.nan, np.float32)
     for slot, length in used.items():
-        cache[slot, :length] = rng.standard_normal((length, op.rank + op.rope))
+        rows_of = rng.standard_normal((length, op.rank + op.rope))
+        cache[slot, :length] = round_to(op.act, rows_of)
     return {
         "absorbed": rng.standard_normal((rows, op.heads * op.rank), np.float32),
         "q": rng.standard_normal((rows, op.q_width), np.float32),

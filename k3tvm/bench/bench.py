@@ -14,6 +14,7 @@ import numpy as np
 from k3tvm.bench.kernels import dispatches, kernel_table
 from k3tvm.bench.peaks import read_peak, sgemm_peak
 from k3tvm.bundle.manifest import ArrayEntry
+from k3tvm.errors import DeviceError
 from k3tvm.runtime.engine import Engine
 from k3tvm.runtime.machine import threads_in_use
 from k3tvm.schedules.layouts import ROWS
@@ -32,6 +33,12 @@ def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, A
     """Measure. Memory bandwidth of shared machines drifts, so every round takes the limits right
     beside the speeds, the better of before and after; shares are medians of the rounds' shares.
     """
+    if engine.device.code.kind.endswith("-emulated"):
+        raise DeviceError(
+            "is emulated: its speed says nothing",
+            where=f"device {engine.device.label}",
+            cure="measure on a real device, or on --device cpu",
+        )
     limits = Limits(engine)
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, engine.config.vocab_size, plan.prompt)
@@ -43,12 +50,17 @@ def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, A
     peak_memory, held_memory = limits.memory()
     say("timing kernels")
     kernels = kernel_table(engine, plan.prompt)
+    copies = limits.copies()
+    read = copies or median(r.read for r in rounds)
+    for row in kernels:
+        row["share_of_bandwidth"] = row["bytes"] and row["bytes"] / row["microseconds"] * 1e6 / read
     return {
         "device": engine.device.label,
         "threads": threads_in_use(),
         "target": engine.device.code.target,
         "machine": {
             "read_bytes_per_s": median(r.read for r in rounds),
+            "copy_bytes_per_s": copies,
             "sgemm_flops": median(r.sgemm for r in rounds) if limits.on_cpu else None,
         },
         "prefill": _prefill_facts(engine, plan, rounds),
@@ -82,6 +94,15 @@ class Limits:
     def read(self) -> float:
         """Bytes per second of reads."""
         return read_peak(self.target, self.threads)
+
+    def copies(self) -> float | None:
+        """Bytes per second, read and written, of a CUDA device's own copies; None elsewhere."""
+        if not self.target.startswith("cuda:"):
+            return None
+        from k3tvm.bench.cuda_clock import Clock, copy_rate
+        from k3tvm.cuda import runtime
+
+        return copy_rate(Clock(runtime.load().library), self.device_memory)
 
     def sgemm(self) -> float:
         """Operations per second of single precision matrix products; infinite when unknown."""

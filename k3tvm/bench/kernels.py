@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from statistics import median
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from k3tvm._ffi import tvm_ffi
-from k3tvm.runtime.device_memory import VULKAN
+from k3tvm.bundle.manifest import CodeEntry
 from k3tvm.runtime.engine import Engine
 from k3tvm.runtime.machine import Machine
+
+if TYPE_CHECKING:
+    from k3tvm.bench.cuda_clock import Clock
 
 Run = dict[str, list[float]]  # seconds of every call, by kernel
 
@@ -21,8 +25,9 @@ def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
     """Time of every kernel in a decode step and in a prefill, longest first.
 
     Each row: entry, kernel, calls per run, microseconds per run of all calls together (medians
-    over several runs). On a GPU the times are the device's own timestamps, one per dispatch; on the
-    CPU watching costs time between kernels, not inside them.
+    over several runs), and the bytes that they move, if those are known for what is run here. On a
+    GPU the times are the device's own timestamps, one per dispatch; on the CPU watching costs time
+    between kernels, not inside them.
     """
     rows = []
     machine = engine.new_machine()
@@ -36,7 +41,7 @@ def kernel_table(engine: Engine, prompt: int) -> list[dict[str, Any]]:
             stopwatch.begin()
             engine.run_on(machine, entry, ids)
             stopwatch.end()
-        rows += _rows(entry, stopwatch.runs)
+        rows += _rows(entry, stopwatch.runs, moved_bytes(engine.device.code, tokens))
         stopwatch.runs = []
     engine.reset()
     return rows
@@ -60,17 +65,33 @@ class Stopwatch(Protocol):
 
 
 def _stopwatch(engine: Engine, machine: Machine) -> Stopwatch:
-    if engine.device.type == VULKAN:
-        return _DeviceStopwatch("k3tvm.vulkan", engine.device.index)
-    return _HostStopwatch(machine, {k.key for k in engine.device.code.kernels})
+    device, kernels = engine.device, {k.key for k in engine.device.code.kernels}
+    if device.code.kind == "vulkan":
+        return _DeviceStopwatch("k3tvm.vulkan", device.index)
+    if device.code.kind == "cuda":
+        from k3tvm.bench.cuda_clock import Clock
+        from k3tvm.cuda import runtime
+
+        return CudaStopwatch(machine, kernels, Clock(runtime.load().library))
+    if device.code.kind == "cpu":
+        return _HostStopwatch(machine, kernels)
+    wait = tvm_ffi.get_global_func("runtime.Device_StreamSync")
+    return _HostStopwatch(
+        machine, kernels, lambda: wait(tvm_ffi.device(device.type, device.index), 0)
+    )
 
 
 class _HostStopwatch:
-    """Called by the virtual machine before and after every call; only kernels count."""
+    """Called by the virtual machine before and after every call; only kernels count.
 
-    def __init__(self, machine: Machine, kernels: set[str]) -> None:
+    wait: returns when the device has done all that it was sent.
+    """
+
+    def __init__(
+        self, machine: Machine, kernels: set[str], wait: Callable[[], object] = lambda: None
+    ) -> None:
         self.runs: list[Run] = []
-        self.kernels = kernels
+        self.kernels, self.wait = kernels, wait
         self.start = 0.0
         machine.instrument(self)
 
@@ -82,10 +103,46 @@ class _HostStopwatch:
         """Kernels have reported by themselves."""
 
     def __call__(self, function: Any, name: str, before: bool, result: Any, *args: Any) -> None:
+        if name not in self.kernels:
+            return
+        self.wait()
         if before:
             self.start = time.perf_counter()
-        elif name in self.kernels:
+        else:
             self.runs[-1].setdefault(name, []).append(time.perf_counter() - self.start)
+
+
+class CudaStopwatch:
+    """Events before and after every operator: nothing waits until the run has ended.
+
+    Where the host is slower than the device, its time between two launches of one operator counts.
+    """
+
+    def __init__(self, machine: Machine, kernels: set[str], clock: Clock) -> None:
+        self.runs: list[Run] = []
+        self.kernels, self.clock = kernels, clock
+        self.marks: list[tuple[str, Any, Any]] = []
+        self.start: Any = None
+        machine.instrument(self)
+
+    def begin(self) -> None:
+        """A new run."""
+        self.marks = []
+
+    def end(self) -> None:
+        """Wait for the last event and collect."""
+        times: Run = {}
+        for name, start, stop in self.marks:
+            times.setdefault(name, []).append(self.clock.between(start, stop))
+        self.runs.append(times)
+
+    def __call__(self, function: Any, name: str, before: bool, result: Any, *args: Any) -> None:
+        if name not in self.kernels:
+            return
+        if before:
+            self.start = self.clock.mark()
+        else:
+            self.marks.append((name, self.start, self.clock.mark()))
 
 
 class _DeviceStopwatch:
@@ -109,7 +166,23 @@ class _DeviceStopwatch:
         self.runs.append(times)
 
 
-def _rows(entry: str, runs: list[Run]) -> list[dict[str, Any]]:
+def moved_bytes(code: CodeEntry, rows: int) -> dict[str, int]:
+    """Bytes of one call by operator, and by device function, where the manifest has them.
+
+    Attention is left out: how much of the cache it reads depends on how much there is.
+    """
+    points = {p.name for p in code.points if p.rows == rows and p.sequences == 1}
+    names = {k.key for k in code.kernels if k.operator != "mla_attention"}
+    found: dict[str, int] = {}
+    for kernel in code.device_kernels:
+        for t in kernel.traffic:
+            if t.point in points and kernel.operator in names:
+                for name in (kernel.operator, kernel.name):
+                    found[name] = found.get(name, 0) + t.read_bytes + t.written_bytes
+    return found
+
+
+def _rows(entry: str, runs: list[Run], moved: dict[str, int]) -> list[dict[str, Any]]:
     """Medians over the runs."""
     rows: list[dict[str, Any]] = [
         {
@@ -117,6 +190,7 @@ def _rows(entry: str, runs: list[Run]) -> list[dict[str, Any]]:
             "kernel": name,
             "calls": len(calls),
             "microseconds": median(sum(run[name]) for run in runs) * 1e6,
+            "bytes": moved[name] * len(calls) if name in moved else None,
         }
         for name, calls in runs[0].items()
     ]

@@ -11,12 +11,17 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from k3tvm.errors import DeviceError
+from k3tvm.runtime.device_memory import VULKAN, DeviceMemory
+from k3tvm.schedules.profile import GpuProfile
 
 READ_BYTES = 512 << 20  # many times any cache
 AHEAD = (0, 192)  # cache lines asked for early; both are tried, since machines differ
@@ -84,34 +89,67 @@ def _read_rate(target: str) -> float:
     return READ_BYTES / best
 
 
-def _device_read_rate(index: int) -> float:
-    """The same on a Vulkan device, by its own timestamps."""
-    from k3tvm._ffi import tvm_ffi
-    from k3tvm._tvm import tvm
-    from k3tvm.compiler import lowering
-    from k3tvm.compiler.targets.vulkan import vulkan_profile
-    from k3tvm.runtime.device_memory import VULKAN, DeviceMemory
-
-    profile = vulkan_profile(f"from-device:{index}")
-    module = tvm.IRModule({"read": _device_read_kernel()})
-    with lowering.device_code(profile):
-        target = tvm.target.Target(profile.tvm_target())
-        kernel = tvm.compile(module, target=target, tir_pipeline=lowering.register(profile.kind))[
-            "read"
-        ]
-    memory = DeviceMemory(VULKAN, index, "k3tvm.vulkan")
+def _device_read_rate(kind: str, index: int) -> float:
+    """The same on a GPU, by the device's own clock."""
+    devices = {"vulkan": _vulkan, "cuda": _cuda}
+    if kind not in devices:
+        raise DeviceError(f"reads of {kind} devices cannot be measured yet")
+    profile, memory, timer = devices[kind](index)
+    kernel = _device_function(profile)
     data = memory.block((READ_BYTES // 4,), "float32")
     sums = memory.block((READ_BYTES // PART,), "float32")
-    watch = tvm_ffi.get_global_func("k3tvm.vulkan.profile_start")
-    times = tvm_ffi.get_global_func("k3tvm.vulkan.profile_stop")
     data.write(0, np.ones(READ_BYTES // 4, np.float32))
-    watch(index)
-    for _ in range(REPEATS):
-        kernel(data.tensor, sums.tensor)
-    best = min(nanoseconds for _, nanoseconds in json.loads(times(index)))
+    best = min(timer(lambda: kernel(data.tensor, sums.tensor)))
     if sums.read(0, READ_BYTES // PART).sum() != READ_BYTES / 4:
         raise DeviceError("the read test did not read everything")
-    return READ_BYTES / best * 1e9
+    return READ_BYTES / best
+
+
+Timer = Callable[[Callable[[], object]], list[float]]  # seconds of each of REPEATS runs
+
+
+def _vulkan(index: int) -> tuple[GpuProfile, DeviceMemory, Timer]:
+    from k3tvm._ffi import tvm_ffi
+    from k3tvm.compiler.targets.vulkan import vulkan_profile
+    from k3tvm.vulkan import plugin
+
+    plugin.load()
+
+    def timer(work: Callable[[], object]) -> list[float]:
+        tvm_ffi.get_global_func("k3tvm.vulkan.profile_start")(index)
+        for _ in range(REPEATS):
+            work()
+        times = tvm_ffi.get_global_func("k3tvm.vulkan.profile_stop")(index)
+        return [nanoseconds / 1e9 for _, nanoseconds in json.loads(times)]
+
+    memory = DeviceMemory(VULKAN, index, "k3tvm.vulkan")
+    return vulkan_profile(f"from-device:{index}"), memory, timer
+
+
+def _cuda(index: int) -> tuple[GpuProfile, DeviceMemory, Timer]:
+    from k3tvm.bench.cuda_clock import Clock
+    from k3tvm.compiler.targets.cuda import cuda_profile
+    from k3tvm.cuda import runtime
+
+    found, clock = runtime.find(str(index)), Clock(runtime.load().library)
+    profile = cuda_profile("sm_{}{}".format(*found.capability))
+    memory = DeviceMemory(runtime.CUDA, index, "k3tvm.cuda")
+    return profile, memory, lambda work: [clock.seconds(work) for _ in range(REPEATS)]
+
+
+def _device_function(profile: GpuProfile) -> Any:
+    """The read kernel, by way of a library as in a bundle: CUDA code cannot run before."""
+    from k3tvm._tvm import tvm
+    from k3tvm.compiler import lowering
+
+    target = tvm.target.Target(profile.tvm_target())
+    module = tvm.IRModule({"read": _device_read_kernel()})
+    with lowering.device_code(profile):
+        built = tvm.compile(module, target=target, tir_pipeline=lowering.register(profile.kind))
+    with tempfile.TemporaryDirectory(prefix="k3tvm-") as folder:
+        path = Path(folder, "read.so")
+        built.export_library(str(path))
+        return tvm.runtime.load_module(str(path))["read"]
 
 
 def _device_read_kernel() -> Any:
@@ -169,4 +207,5 @@ def _read_kernel(rows: int, ahead: int) -> Any:
 
 if __name__ == "__main__":
     kind, _, variant = sys.argv[1].partition(":")
-    print(_device_read_rate(int(variant)) if kind == "vulkan" else _read_rate(sys.argv[1]))
+    on_gpu = kind in ("vulkan", "cuda", "metal")
+    print(_device_read_rate(kind, int(variant)) if on_gpu else _read_rate(sys.argv[1]))

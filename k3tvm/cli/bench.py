@@ -15,7 +15,8 @@ The limits are measured in the same run: sequential reads with as many streams a
 single precision matrix products of NumPy's BLAS in a process of its own. On a GPU reads are those
 of a kernel, times of kernels are the device's own timestamps, and there is no BLAS beside it. Only
 bytes that a token must touch are counted: all weights, but of the experts only the chosen ones and
-of the embedding one row. Shares are fractions of 1.
+of the embedding one row. Shares are fractions of 1. Where the bundle knows what a kernel moves
+(see docs/report.md), its share of the bandwidth is given: of reads, on CUDA of copies.
 
 examples:
   k3tvm bench k3.bundle
@@ -87,7 +88,8 @@ def _text(facts: dict[str, Any]) -> str:
                 str(k["calls"]),
                 f"{k['microseconds']:.0f}",
                 f"{k['microseconds'] / total:.1%}",
+                "" if k["share_of_bandwidth"] is None else f"{k['share_of_bandwidth']:.1%}",
             ]
             for k in times[:12]
         ]
-    return "\n".join(lines) + table(rows, ["kernel", "entry", "calls", "us", "share"])
+    return "\n".join(lines) + table(rows, ["kernel", "entry", "calls", "us", "share", "of reads"])

@@ -52,14 +52,20 @@ def register(subparsers: Any) -> None:
     add("--context", metavar="N", type=int, help="tokens per sequence (4096, or the model's)")
     add("--slots", metavar="N", type=int, default=1, help="sequences at once (1)")
     add("--no-weights", action="store_true", help="compile code only")
+    add(
+        "--report",
+        metavar="FILE",
+        help="write what each GPU kernel moves, computes and takes (.md, .json, else text)",
+    )
     add("--dump", metavar="DIR", help="write the module after each phase of the pipeline")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile, with progress, and say what was made."""
-    from k3tvm.cli.terminal import Bar
+    from k3tvm.cli.terminal import Bar, UsageError
     from k3tvm.compiler.compile import Options, compile_checkpoint
+    from k3tvm.report.table import write_report
 
     start = time.monotonic()
     path = Path(args.path)
@@ -73,7 +79,12 @@ def run(args: argparse.Namespace) -> int:
         weights=not args.no_weights,
         dump=Path(args.dump) if args.dump else None,
     )
+    report = Path(args.report) if args.report else None
+    if report and not report.absolute().parent.is_dir():
+        raise UsageError(f"--report {report}: its folder does not exist")
     manifest = compile_checkpoint(path, out, options, Bar())
+    if report:
+        write_report(manifest, report)
     files = (*(c.file for c in manifest.code), *manifest.params)
     kernels = " and ".join(
         f"{len(c.device_kernels or c.kernels)} kernels for {c.target}" for c in manifest.code

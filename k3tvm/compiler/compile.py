@@ -255,8 +255,11 @@ def _write_code(folder: Path, compiled: Compiled, name: str) -> CodeEntry:
     link.link(compiled.executable, compiled.profile, part)
     part.rename(path)
     entry = FileEntry(f"code/{path.name}", path.stat().st_size, sha256(path))
+    minima = compiled.minima
     kernels = tuple(
-        KernelEntry(k.operator.key, k.operator.name, k.schedule, k.reason) for k in compiled.kernels
+        KernelEntry(o.key, o.name, k.schedule, k.reason, minima.get(o.key, ()))
+        for k in compiled.kernels
+        for o in (k.operator,)
     )
     p = compiled.profile
     return CodeEntry(
@@ -270,6 +273,7 @@ def _write_code(folder: Path, compiled: Compiled, name: str) -> CodeEntry:
         MAX_SEQUENCES,
         compiled.device_kernels,
         p.captured,
+        compiled.points,
     )
 
 

@@ -6,16 +6,17 @@ after each phase.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from k3tvm._tvm import relax, tvm
-from k3tvm.bundle.manifest import DeviceKernel
+from k3tvm.bundle.kernels import DeviceKernel, Minimum, Point
 from k3tvm.compiler import lowering
 from k3tvm.compiler.select import select_kernels
 from k3tvm.relax_models.operators import Operator
+from k3tvm.report.describe import describe
 from k3tvm.schedules.profile import GpuProfile, TargetProfile
 from k3tvm.schedules.registry import Kernel
 
@@ -27,12 +28,18 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Compiled:
-    """An executable for a target and the kernels that went into it."""
+    """An executable for a target and the kernels that went into it.
+
+    points, minima: of GPU code, what the traffic of kernels is given for, and the least of it by
+    the operator's key.
+    """
 
     profile: TargetProfile
     executable: Any
     kernels: tuple[Kernel, ...]
     device_kernels: tuple[DeviceKernel, ...] = ()
+    points: tuple[Point, ...] = ()
+    minima: Mapping[str, tuple[Minimum, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ def compile_module(
 
     Raises TargetError when an operator has no kernel on the target.
     """
-    writer = _Dump(dump)
+    writer, model = _Dump(dump), module
     writer.write("model", module)
     progress("selecting kernels")
     module, kernels = select_kernels(module, operators, profile)
@@ -94,7 +101,11 @@ def compile_module(
             writer.write(phase.name, module)
     progress(f"building {len(kernels)} kernels for {profile.name}")
     executable, device_kernels = _build(module, profile, dump)
-    return Compiled(profile, executable, kernels, device_kernels)
+    if not isinstance(profile, GpuProfile) or profile.emulated:
+        return Compiled(profile, executable, kernels, device_kernels)
+    progress("counting what kernels move")
+    found = describe(model, kernels, device_kernels, profile)
+    return Compiled(profile, executable, kernels, found.device_kernels, found.points, found.minima)
 
 
 def _build(

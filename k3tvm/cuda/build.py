@@ -70,7 +70,7 @@ def compiling_for(profile: GpuProfile, dump: Path | None = None) -> Iterator[lis
     """Inside, code is generated for the architectures of `profile`, or emulated.
 
     Yields a list that receives every kernel that was built. The text of all kernels and, for each
-    architecture, PTX, machine code, and what ptxas says, are written into the folder `dump`.
+    architecture, PTX and machine code are written into the folder `dump`.
     """
     if dump:
         dump.mkdir(parents=True, exist_ok=True)

@@ -32,13 +32,21 @@ ENTRY = re.compile(rb"\.visible \.entry (\w+)\(")
 class Image:
     """Code for one architecture, such as "sm_90a": machine code ("ELF") or "PTX".
 
-    stored: bytes in the file. data: decompressed.
+    stored: as it stands in the file; size: when decompressed; packing: flags that tell how.
     """
 
     kind: Literal["PTX", "ELF"]
     arch: str
-    stored: int
-    data: bytes
+    stored: bytes
+    size: int
+    packing: int
+
+    @property
+    def data(self) -> bytes:
+        """Decompressed; ValueError where that is not possible."""
+        if self.packing & ZSTD:
+            raise ValueError("it is compressed with zstd")
+        return decompress(self.stored, self.size) if self.packing & LZ4 else self.stored
 
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels in it, sorted."""
@@ -70,16 +78,10 @@ def _images(data: bytes) -> Iterator[Image]:
         kind, _, head, stored, packed, _, number, flags, _, whole = IMAGE.unpack_from(data, at)
         if kind not in KINDS:
             raise ValueError(f"it has an image of kind {kind}")
-        payload = data[at + head : at + head + stored]
         arch = f"sm_{number}{'a' if flags & SPECIFIC else ''}"
-        yield Image(KINDS[kind], arch, stored, _unpacked(payload, packed, whole, flags))
+        payload = data[at + head : at + head + (packed or stored)]
+        yield Image(KINDS[kind], arch, payload, whole or stored, flags & (LZ4 | ZSTD))
         at += head + stored
-
-
-def _unpacked(payload: bytes, packed: int, whole: int, flags: int) -> bytes:
-    if flags & ZSTD:
-        raise ValueError("it is compressed with zstd")
-    return decompress(payload[:packed], whole) if flags & LZ4 else payload
 
 
 def _sections(elf: bytes) -> set[str]:

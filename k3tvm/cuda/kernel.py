@@ -32,7 +32,14 @@ class CudaKernel:
         launch = self.launch
         sizes = sum(_size(p) for p in launch.parameters)
         features = ("tensor_core",) if "k3_mma_" in self.text else ()
-        return DeviceKernel(launch.name, launch.threads, launch.shared_bytes, sizes, features)
+        return DeviceKernel(
+            launch.name,
+            launch.threads,
+            launch.shared_bytes,
+            sizes,
+            features,
+            resources=self.resources,
+        )
 
     def row(self) -> Row:
         """What TVM's module says of it."""
@@ -54,7 +61,7 @@ def kernel_texts(text: str) -> dict[str, str]:
 
 
 def _name(body: str) -> str:
-    match = re.search(r"(\w+)\s*\((?!\d+\))", body)
+    match = re.search(r"(\w+)\s*\((?![\d, ]+\))", body)  # not that of __launch_bounds__
     return match[1] if match else ""
 
 

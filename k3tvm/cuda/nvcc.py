@@ -19,7 +19,7 @@ from pathlib import Path
 from k3tvm.compiler import cache
 from k3tvm.cuda import ptxas
 from k3tvm.cuda.ptxas import Resources
-from k3tvm.cuda.tools import Toolkit
+from k3tvm.cuda.tools import CURE, Toolkit
 from k3tvm.errors import TargetError
 
 KIND = "cuda"  # the part of the cache
@@ -122,7 +122,11 @@ def _must(
         said = (done.stderr + done.stdout).strip().splitlines() or ["nothing"]
         complaint = next((line for line in said if "error" in line or "fatal" in line), said[0])
         where = next((a for a in arguments if a.startswith("-arch=")), program)
-        raise TargetError(f"{program} says: {complaint}", where=f"CUDA code ({where})")
+        raise TargetError(
+            f"{program} says: {complaint}",
+            where=f"CUDA code ({where})",
+            cure=CURE if "No such file" in complaint else "",
+        )
     return done
 
 

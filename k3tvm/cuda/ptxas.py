@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from k3tvm.bundle.kernels import Resources
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 PROPERTIES = re.compile(
@@ -13,27 +14,6 @@ PROPERTIES = re.compile(
 )
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one kernel takes on one architecture, a thread; shared_bytes: a block, if static.
-
-    Spills are registers that did not fit: each byte is written to and read from memory where the
-    code says so, which in a loop is many times.
-    """
-
-    arch: str
-    registers: int
-    stack_bytes: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    shared_bytes: int
-
-    @property
-    def spill_bytes(self) -> int:
-        """Written and read."""
-        return self.spill_store_bytes + self.spill_load_bytes
 
 
 def resources(text: str) -> dict[str, Resources]:

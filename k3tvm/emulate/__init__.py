@@ -18,6 +18,7 @@ from k3tvm.errors import DeviceError
 Kind = Literal["cuda", "metal"]
 TYPES = {"cuda": 2, "metal": 8}  # DLPack's numbers of the device types
 NAMES = {"cuda": "CUDA emulated on the CPU", "metal": "Metal emulated on the CPU"}
+installed: set[str] = set()  # in this process
 PREFER, SEED = "K3TVM_EMULATE", "K3TVM_EMULATE_SEED"
 
 
@@ -39,6 +40,7 @@ def install(kind: Kind) -> None:
             cure=f"use --device {kind}, or set {PREFER}=1",
         )
     tvm_ffi.get_global_func("k3tvm.emulate.install")(kind)
+    installed.add(kind)
     set_seed(_seed())
 
 
@@ -61,7 +63,8 @@ def _real(kind: Kind) -> str:
     """What shows that there is a real device of this kind; "" when nothing does."""
     from k3tvm._ffi import tvm_ffi
 
-    if tvm_ffi.get_global_func(f"device_api.{kind}", allow_missing=True) is not None:
+    own = tvm_ffi.get_global_func(f"device_api.{kind}", allow_missing=True)
+    if own is not None and kind not in installed:
         return f"TVM has its own {kind} devices"
     if kind == "metal":
         return "there is Metal" if sys.platform == "darwin" else ""

@@ -22,6 +22,7 @@ from k3tvm.emulate.text import Language, Piece, pieces, source
 from k3tvm.errors import TargetError
 
 CACHE = "emulated"
+CHECK = "K3TVM_EMULATE_CHECK"
 INCLUDE = Path(__file__).parent / "include"
 # Each operation as it stands, as on a device without fast mathematics; any CPU of the kind
 FLAGS = (
@@ -29,11 +30,12 @@ FLAGS = (
     "-O1",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
-    "-ftls-model=initial-exec",
     "-fPIC",
     "-fvisibility=hidden",
     "-w",
 )
+# Tell the scheduler of each access to memory: the hooks of a tool that is not linked
+CHECKED = ("-fsanitize=thread", "-DK3EMU_CHECKED")
 SMALL = 60_000  # characters of kernels that are not worth another process
 
 
@@ -57,13 +59,18 @@ def compiler() -> str:
 def emulated_module(
     language: Language, text: str, kernels: Sequence[Launch], functions: str = ""
 ) -> Any:
-    """The FFI module of the kernels in `text`; `functions` are device functions that they call."""
+    """The FFI module of the kernels in `text`; `functions` are device functions that they call.
+
+    Where the environment says K3TVM_EMULATE_CHECK=1, every access to memory is checked: it must be
+    inside of an array, and ordered with those of other threads. That takes ten times as long.
+    """
     native.load()
     found = {p.name: p for p in pieces(language, text)}
     missing = [k.name for k in kernels if k.name not in found]
     if missing:
         raise TargetError(f"TVM's text has no kernel {missing[0]}", where=f"{language}-emulated")
-    library = compiled(language, functions, [found[k.name] for k in kernels])
+    flags = FLAGS + CHECKED if os.environ.get(CHECK) == "1" else FLAGS
+    library = compiled(language, functions, [found[k.name] for k in kernels], flags)
     blob = write_module(language, library, kernels)
     return tvm_ffi.get_global_func("k3tvm.emulate.create_module")(blob)
 

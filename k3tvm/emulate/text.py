@@ -98,6 +98,5 @@ def shared_arrays(language: Language, text: str) -> str:
 def _entry(name: str) -> str:
     return (
         f'extern "C" __attribute__((visibility("default"))) void k3_entry_{name}'
-        "(k3emu::Thread* me, void** arguments) {\n"
-        f"  k3emu::self = me;\n  k3emu::call({name}, arguments);\n}}\n"
+        f"(void** arguments) {{\n  k3emu::call({name}, arguments);\n}}\n"
     )

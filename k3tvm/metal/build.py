@@ -18,8 +18,9 @@ from k3tvm.metal.check import check_kernels
 from k3tvm.metal.constants import hidden
 from k3tvm.metal.kernel import MetalKernel
 from k3tvm.metal.msl import cleaned, name_of
-from k3tvm.metal.zig import find_zig
+from k3tvm.metal.zig import available, find_zig
 from k3tvm.schedules.profile import GpuProfile
+from k3tvm.vulkan.glsl.usage import usage
 
 GENERATOR, CALLBACK = "target.build.metal", "tvm_callback_metal_compile"
 
@@ -30,11 +31,12 @@ _kernels: ContextVar[list[MetalKernel] | None] = ContextVar("kernels", default=N
 
 def check_tools(profile: GpuProfile) -> None:
     """Raise what is missing for compiling to Metal: clang for the check, a linker for the Mac."""
-    find_zig()
-    if profile.emulated:
-        from k3tvm.emulate import build as emulate
+    if not profile.emulated:
+        find_zig()
+        return
+    from k3tvm.emulate import build as emulate
 
-        emulate.check_tools()
+    emulate.check_tools()
 
 
 def register() -> None:
@@ -79,13 +81,19 @@ def build(module: Any, target: Any) -> Any:
     if profile:
         for launch in launches.values():
             check_launch(launch, profile)
+    exchanged = {
+        str(f.attrs["global_symbol"]): usage(f).exchanged for f in module.functions.values()
+    }
     module = hidden(module)
-    texts = _texts(module, target)
-    texts = {name: cleaned(text, launches[name].total_threads) for name, text in texts.items()}
+    texts = {
+        name: cleaned(text, launches[name].total_threads, bool(exchanged[name]))
+        for name, text in _texts(module, target).items()
+    }
     apple = xcode.compiler(profile.platform) if profile else None
     kernels = [MetalKernel(launches[n], texts[n], apple is not None) for n in sorted(texts)]
     _write_dump(kernels)
-    check_kernels(texts)
+    if available() or not (profile and profile.emulated):
+        check_kernels(texts)
     seen = _kernels.get()
     if seen is not None:
         seen.extend(kernels)

@@ -11,11 +11,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache as once
 from pathlib import Path
 
+from k3tvm.compiler import cache
 from k3tvm.errors import TargetError
-from k3tvm.metal.zig import find_zig, run
+from k3tvm.metal.zig import find_zig, run, version
 
+CACHE = "metal-checked"
 INCLUDE = Path(__file__).resolve().parent / "include"
 # Declared here is all that a kernel may call: no library of C or C++, no builtins of clang.
 FLAGS = (
@@ -47,11 +50,21 @@ def check_kernels(texts: Mapping[str, str]) -> None:
         for line, fault in _by_rule(text):
             raise _failure(name, text, line, fault)
     zig, workers = find_zig(), os.cpu_count() or 1
-    names = sorted(texts, key=lambda n: len(texts[n]), reverse=True)
-    shares = [names[i::workers] for i in range(workers) if names[i::workers]]
+    keys = {name: cache.key_of([text, _stamp()]) for name, text in texts.items()}
+    new = [name for name in texts if cache.read(CACHE, keys[name]) is None]
+    new.sort(key=lambda name: len(texts[name]), reverse=True)
+    shares = [new[i::workers] for i in range(workers) if new[i::workers]]
     with ThreadPoolExecutor(max_workers=workers) as pool:
         for _ in pool.map(lambda share: _by_clang(zig, share, texts), shares):
             pass
+    for name in new:
+        cache.write(CACHE, keys[name], b"good")
+
+
+@once
+def _stamp() -> str:
+    """Everything besides the source that decides about the result."""
+    return "\n".join([version(), *FLAGS, (INCLUDE / "metal_stdlib").read_text()])
 
 
 def _by_clang(zig: Path, names: Sequence[str], texts: Mapping[str, str]) -> None:

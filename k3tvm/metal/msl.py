@@ -3,8 +3,8 @@
 TVM's generator knows the syntax of Metal, but not some of its rules. Threadgroup memory may only be
 declared in the outermost scope of a kernel. A compiler that does not know how many threads a
 threadgroup has must share its registers among 1024. An array of float is aligned to 4 bytes,
-whatever is read from it: kernels read four at once. And -2147483648 is a long, the negative of a
-number that an int does not hold.
+whatever is read from it: kernels read four at once. -2147483648 is a long, the negative of a number
+that an int does not hold. And a barrier orders memory of the device only if it says so.
 
 Arithmetic: TVM's runtime on the Mac compiles with fast-math. Kernels are written to survive that;
 where the language is new enough (Metal 3.2, which TVM's runtime uses on Apple's newest systems),
@@ -25,6 +25,7 @@ ARRAY = re.compile(r"^( *)(thread \w+ (\w+)\[\d+\];)$", re.M)
 LEAST_INT = re.compile(r"(?<![\w.])-2147483648\b(?![.L])")
 VECTOR_ACCESS = re.compile(r"\(thread \w+[234]\*\)\((\w+) ")
 
+BARRIER = "mem_flags::mem_threadgroup"
 ALIGNED = "alignas(16) "  # of the widest access, four floats
 SAFE_MATH = """\
 #if __METAL_VERSION__ >= 320
@@ -33,10 +34,11 @@ SAFE_MATH = """\
 """
 
 
-def cleaned(text: str, threads: int) -> str:
+def cleaned(text: str, threads: int, exchanged: bool = False) -> str:
     """The source of one kernel, launched with `threads` threads in a threadgroup.
 
-    TargetError where the text is not as TVM 0.27 writes it.
+    exchanged: they hand values to each other through memory of the device. TargetError where the
+    text is not as TVM 0.27 writes it.
     """
     kernels = KERNEL.findall(text)
     if len(kernels) != 1:
@@ -46,6 +48,8 @@ def cleaned(text: str, threads: int) -> str:
         )
     text = _hoisted(shown(text))
     text = LEAST_INT.sub("(-2147483647 - 1)", _aligned(text))
+    if exchanged:
+        text = text.replace(BARRIER, f"mem_flags::mem_device | {BARRIER}")
     head, kernel = text.split("kernel void ", 1)
     limit = f"[[max_total_threads_per_threadgroup({threads})]]\n"
     return f"{head}{SAFE_MATH}\n{limit}kernel void {kernel}"

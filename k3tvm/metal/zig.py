@@ -11,7 +11,7 @@ from pathlib import Path
 from k3tvm.errors import TargetError
 
 CURE = "pip install 'k3tvm[metal]'"
-OLDEST = (0, 15)  # with the commands that are used here
+OLDEST = (0, 17)  # the first that was tried
 
 
 @cache
@@ -27,6 +27,21 @@ def find_zig() -> Path:
     if numbers < OLDEST:
         raise TargetError(f"version {version or 'unknown'} is too old", where="zig", cure=CURE)
     return program
+
+
+@cache
+def version() -> str:
+    """What the program says."""
+    return run(find_zig(), ["version"]).stdout.strip()
+
+
+def available() -> bool:
+    """Whether there is one that can be used."""
+    try:
+        find_zig()
+    except TargetError:
+        return False
+    return True
 
 
 def run(

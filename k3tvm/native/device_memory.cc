@@ -6,18 +6,12 @@
 #include <fstream>
 
 #include "errors.h"
+#include "guard.h"
 
 namespace k3tvm::emulate {
 namespace {
 
 constexpr size_t kAlignment = 256;
-constexpr size_t kGuardBytes = 256;  // in front and behind
-constexpr int kGuard = 0xa5, kPoison = 0xff;
-
-bool Whole(const char* guard) {
-  return std::all_of(guard, guard + kGuardBytes,
-                     [](char c) { return c == static_cast<char>(kGuard); });
-}
 
 }  // namespace
 
@@ -44,11 +38,11 @@ void* DeviceMemory::Allocate(size_t bytes) {
     Throw(Text("emulated memory: ", bytes, " bytes were asked for, ", left, " are left"));
   }
   char* data = memory + kGuardBytes;
-  std::memset(memory, kGuard, kGuardBytes);
+  PutGuard(memory);
   std::memset(data, kPoison, bytes);
-  std::memset(data + bytes, kGuard, kGuardBytes);
+  PutGuard(data + bytes);
   std::lock_guard<std::mutex> guard(lock_);
-  sizes_[data] = bytes;
+  allocations_[data] = {bytes, std::make_unique<Shadow>()};
   used_ += bytes;
   peak_ = std::max(peak_, used_);
   return data;
@@ -58,23 +52,34 @@ void DeviceMemory::Free(void* address) {
   auto* data = static_cast<char*>(address);
   {
     std::lock_guard<std::mutex> guard(lock_);
-    auto found = sizes_.find(data);
-    if (found == sizes_.end()) return;
-    used_ -= found->second;
-    sizes_.erase(found);
+    auto found = allocations_.find(data);
+    if (found == allocations_.end()) return;
+    used_ -= found->second.bytes;
+    allocations_.erase(found);
   }
   std::free(data - kGuardBytes);
 }
 
 std::string DeviceMemory::CheckGuards() {
   std::lock_guard<std::mutex> guard(lock_);
-  for (const auto& [data, bytes] : sizes_) {
-    if (Whole(data - kGuardBytes) && Whole(data + bytes)) continue;
-    std::memset(data - kGuardBytes, kGuard, kGuardBytes);
-    std::memset(data + bytes, kGuard, kGuardBytes);
-    return Text("wrote past the end of a tensor of ", bytes, " bytes");
+  for (const auto& [data, allocation] : allocations_) {
+    char *front = data - kGuardBytes, *end = data + allocation.bytes;
+    if (Whole(front) && Whole(end)) continue;
+    const char* where = Whole(front) ? "past the end" : "in front";
+    PutGuard(front);
+    PutGuard(end);
+    return Text("wrote ", where, " of a tensor of ", allocation.bytes, " bytes");
   }
   return "";
+}
+
+Tracked DeviceMemory::Find(const char* address) {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto after = allocations_.upper_bound(const_cast<char*>(address) + kGuardBytes);
+  if (after == allocations_.begin()) return {};
+  auto& [data, allocation] = *std::prev(after);
+  if (address >= data + allocation.bytes + kGuardBytes) return {};
+  return {data, allocation.bytes, allocation.shadow.get()};
 }
 
 std::string DeviceMemory::Stats() const {
@@ -82,7 +87,7 @@ std::string DeviceMemory::Stats() const {
   return Text("{\"dispatches\": ", launches_, ", \"submissions\": ", launches_,
               ", \"used_bytes\": ", used_, ", \"peak_bytes\": ", peak_,
               ", \"budget_bytes\": ", used_ + AvailableBytes(),
-              ", \"allocations\": ", sizes_.size(), "}");
+              ", \"allocations\": ", allocations_.size(), "}");
 }
 
 }  // namespace k3tvm::emulate

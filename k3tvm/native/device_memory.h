@@ -5,8 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+
+#include "shadow.h"
 
 namespace k3tvm::emulate {
 
@@ -18,13 +21,19 @@ class DeviceMemory {
   void Free(void* address);
   // "" or which allocation was written past its end.
   std::string CheckGuards();
+  // The allocation that has this address, or has it in a guard.
+  Tracked Find(const char* address);
   // JSON: used, most used, left.
   std::string Stats() const;
   void CountLaunch() { ++launches_; }
 
  private:
   mutable std::mutex lock_;
-  std::map<char*, size_t> sizes_;
+  struct Allocation {
+    size_t bytes;
+    std::unique_ptr<Shadow> shadow;
+  };
+  std::map<char*, Allocation> allocations_;
   size_t used_ = 0, peak_ = 0;
   uint64_t launches_ = 0;
 };

@@ -25,7 +25,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;
 std::atomic<Seed> the_seed{0};
 
 class Reader {
@@ -60,6 +60,7 @@ class Reader {
 class Library {
  public:
   explicit Library(const std::string& elf) {
+    ShareSymbols();
     int file = memfd_create("k3tvm-emulated", MFD_CLOEXEC);
     if (file < 0) Throw("emulated kernels cannot be loaded: there is no memfd_create");
     for (size_t at = 0; at < elf.size();) {
@@ -83,7 +84,19 @@ class Library {
     return reinterpret_cast<k3emu::Entry>(entry);
   }
 
+  // Whether the kernels tell what memory they touch.
+  bool Checked() const { return dlsym(handle_, "k3emu_checked") != nullptr; }
+
  private:
+  // Lets kernels find `k3emu_self` in this library, whoever has loaded it.
+  static void ShareSymbols() {
+    Dl_info mine;
+    if (!dladdr(reinterpret_cast<void*>(&ShareSymbols), &mine) ||
+        !dlopen(mine.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL)) {
+      Throw("emulated kernels cannot be loaded: the native library is not found");
+    }
+  }
+
   // The dynamic linker takes a path that it has seen for a library that it has, and numbers of files
   // are used again: so each path is spelled in a way of its own.
   static std::string PathOf(int file) {
@@ -105,11 +118,12 @@ struct Job {
   std::string error;
 
   void Work() {
-    static thread_local BlockRunner runner;
+    // A pointer: all that belongs to a thread of the CPU must fit into what the linker has left.
+    static thread_local auto runner = std::make_unique<BlockRunner>();
     uint64_t count = launch->blocks();
     for (uint64_t i; !failed && (i = next++) < count;) {
       uint64_t block = launch->seed % 2 ? count - 1 - i : i;
-      std::string what = runner.Run(*launch, block);
+      std::string what = runner->Run(*launch, block);
       if (what.empty()) continue;
       std::lock_guard<std::mutex> guard(lock);
       if (!failed) error = what;
@@ -117,6 +131,19 @@ struct Job {
     }
   }
 };
+
+// Checked launches are alone: what they touched is compared.
+std::string RunChecked(Launch launch) {
+  static std::mutex lock;
+  static auto* races = new Races;
+  std::lock_guard<std::mutex> guard(lock);
+  races->Clear();
+  launch.races = races;
+  Job job;
+  job.launch = &launch;
+  job.Work();
+  return job.error;
+}
 
 std::string RunAll(const Launch& launch) {
   Job job;
@@ -183,7 +210,7 @@ struct Kernel {
   std::vector<int> tags;  // 0 ... 2: blocks by axis; 3 ... 5: threads by axis
   k3emu::Dim threads;
   k3emu::Entry entry;
-  bool metal;
+  bool metal, checked;
   std::shared_ptr<Library> library;
 
   void Call(ffi::PackedArgs args) const {
@@ -204,10 +231,10 @@ struct Kernel {
 
   void Run(Arguments values, k3emu::Dim grid, k3emu::Dim block) const {
     std::vector<void*> arguments = values.For(metal);
-    Launch launch{entry, arguments.data(), grid, block, the_seed};
+    Launch launch{entry, arguments.data(), grid, block, the_seed, nullptr};
     DeviceMemory::Global().CountLaunch();
     if (!launch.blocks() || !launch.threads()) return;
-    std::string error = RunAll(launch);
+    std::string error = checked ? RunChecked(launch) : RunAll(launch);
     if (error.empty()) error = DeviceMemory::Global().CheckGuards();
     if (!error.empty()) Throw(Text("kernel ", name, ": ", error));
   }
@@ -232,6 +259,7 @@ class EmulatedModule : public ffi::ModuleObj {
       kernel.threads = {reader.Number(), reader.Number(), reader.Number()};
       kernel.entry = library->Find(kernel.name);
       kernel.metal = language == "metal";
+      kernel.checked = library->Checked();
       kernel.library = library;
       std::string name = kernel.name;
       kernels_[name] = std::make_shared<Kernel>(std::move(kernel));

@@ -90,6 +90,8 @@ Stacks::~Stacks() {
 }
 
 void Stacks::Reserve(size_t count) {
+  free_.clear();
+  fresh_ = 0;
   if (count <= count_) return;
   void* memory = mmap(nullptr, count * Stride(), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -98,6 +100,18 @@ void Stacks::Reserve(size_t count) {
   memory_ = static_cast<char*>(memory);
   count_ = count;
   for (size_t i = 0; i < count; ++i) mprotect(memory_ + i * Stride(), Page(), PROT_NONE);
+}
+
+unsigned Stacks::Take() {
+  if (free_.empty()) return fresh_++;
+  unsigned i = free_.back();
+  free_.pop_back();
+  return i;
+}
+
+bool Stacks::Has(const void* address) const {
+  auto at = static_cast<const char*>(address);
+  return at >= memory_ && at < memory_ + count_ * Stride();
 }
 
 char* Stacks::Top(size_t i) const {

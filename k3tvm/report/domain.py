@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -49,10 +50,16 @@ class Domain:
     conditions: tuple[np.ndarray, ...]
     exact: bool = True
 
+    @cached_property
+    def limits(self) -> tuple[np.ndarray, ...]:
+        """The conditions, without the axes along which they are the same."""
+        return tuple(reduced(c) for c in self.conditions)
+
+    @cached_property
     def points(self) -> int:
         """How often it runs, all threads together."""
         total, seen = 1, set[int]()
-        conditions = [aligned(reduced(c), len(self.extents)) for c in self.conditions]
+        conditions = [aligned(c, len(self.extents)) for c in self.limits]
         for members in linked(conditions):
             arrays = [conditions[i] for i in members]
             shape = joint_shape(arrays)
@@ -79,9 +86,8 @@ def places(
     domain: Domain, indices: Sequence[np.ndarray | int], sizes: Sequence[int]
 ) -> Product | None:
     """The places that `indices` (one per dimension, of lengths `sizes`) name; None for no place."""
-    conditions = [reduced(c) for c in domain.conditions]
     end = np.zeros((1,) * len(domain.extents), int)
-    arrays = align([*(reduced(i) for i in indices), *conditions, end])
+    arrays = align([*(reduced(i) for i in indices), *domain.limits, end])
     count = len(indices)
     product: Product = {}
     for members in linked(arrays[:-1]):
@@ -112,11 +118,14 @@ def _numbers(
 
 def distinct(numbers: np.ndarray, size: int) -> np.ndarray:
     """The different ones of numbers below `size`, sorted."""
-    if size <= min(BITMAP, 8 * numbers.size + 65536):
+    if size <= min(BITMAP, 32 * numbers.size + 65536):
         flags = np.zeros(size, bool)
         flags[numbers] = True
         return np.flatnonzero(flags)
-    return np.unique(numbers)
+    ordered = np.sort(numbers)
+    new = np.ones(len(ordered), bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[new]
 
 
 def widened(product: Product, dimension: int, lanes: int, sizes: Sequence[int]) -> Product:
@@ -138,7 +147,8 @@ def united(products: Sequence[Product], sizes: Sequence[int]) -> int:
     if not products:
         return 0
     partition = _partition(products)
-    rows = _merged([_repartitioned(p, partition, sizes) for p in products])
+    ranges = [math.prod(sizes[d] for d in group) for group in partition]
+    rows = _merged([_repartitioned(p, partition, sizes) for p in products], ranges)
     if len(rows) == 1 or all(_are_apart(a, b) for a, b in _pairs(rows)):
         return sum(math.prod(len(part) for part in row) for row in rows)
     whole = tuple(range(len(sizes)))
@@ -155,9 +165,7 @@ def _pairs(rows: Sequence[list[np.ndarray]]) -> Iterator[tuple[list[np.ndarray],
 
 
 def _are_apart(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
-    return any(
-        not np.intersect1d(x, y, assume_unique=True).size for x, y in zip(a, b, strict=True)
-    )
+    return any(not np.intersect1d(x, y, assume_unique=True).size for x, y in zip(a, b, strict=True))
 
 
 def _partition(products: Sequence[Product]) -> list[tuple[int, ...]]:
@@ -199,25 +207,25 @@ def _joined(parts: Product, dims: tuple[int, ...], sizes: Sequence[int]) -> np.n
     return np.sort(total)
 
 
-def _merged(rows: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-    """Sets that differ in one group of dimensions only are one set."""
+def _merged(rows: list[list[np.ndarray]], ranges: Sequence[int]) -> list[list[np.ndarray]]:
+    """Sets that differ in one group of dimensions only are one set; ranges: of their numbers."""
     while True:
         before = len(rows)
-        for at in range(len(rows[0])):
-            rows = _merged_at(rows, at)
-        if len(rows) == before:
+        for at in range(len(ranges)):
+            rows = _merged_at(rows, at, ranges[at])
+        if len(rows) in (1, before):
             return rows
 
 
-def _merged_at(rows: list[list[np.ndarray]], at: int) -> list[list[np.ndarray]]:
+def _merged_at(rows: list[list[np.ndarray]], at: int, most: int) -> list[list[np.ndarray]]:
     alike: dict[tuple[bytes, ...], list[list[np.ndarray]]] = {}
     for row in rows:
         key = tuple(part.tobytes() for i, part in enumerate(row) if i != at)
         alike.setdefault(key, []).append(row)
-    return [
-        [
-            np.unique(np.concatenate([r[at] for r in same])) if i == at and len(same) > 1 else part
-            for i, part in enumerate(same[0])
-        ]
-        for same in alike.values()
-    ]
+    return [_one_of(same, at, most) if len(same) > 1 else same[0] for same in alike.values()]
+
+
+def _one_of(rows: list[list[np.ndarray]], at: int, most: int) -> list[np.ndarray]:
+    """Rows that are the same but at one place."""
+    joined = distinct(np.concatenate([row[at] for row in rows]), most)
+    return [joined if i == at else part for i, part in enumerate(rows[0])]

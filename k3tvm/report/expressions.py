@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -26,28 +27,28 @@ from k3tvm.report.values import (
 Evaluator = Callable[[State, Any], Any]
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": lambda a, b: a + b,
-    "Sub": lambda a, b: a - b,
-    "Mul": lambda a, b: a * b,
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
     "Div": divided,
     "Mod": remainder,
     "FloorDiv": floor_divided,
     "FloorMod": floor_remainder,
     "Min": np.minimum,
     "Max": np.maximum,
-    "BitwiseAnd": lambda a, b: a & b,
-    "BitwiseOr": lambda a, b: a | b,
-    "BitwiseXor": lambda a, b: a ^ b,
-    "LShift": lambda a, b: a << b,
-    "RShift": lambda a, b: a >> b,
+    "BitwiseAnd": operator.and_,
+    "BitwiseOr": operator.or_,
+    "BitwiseXor": operator.xor,
+    "LShift": operator.lshift,
+    "RShift": operator.rshift,
 }
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "LT": lambda a, b: a < b,
-    "LE": lambda a, b: a <= b,
-    "GT": lambda a, b: a > b,
-    "GE": lambda a, b: a >= b,
-    "EQ": lambda a, b: a == b,
-    "NE": lambda a, b: a != b,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
 }
 
 
@@ -75,6 +76,8 @@ def _binary(s: State, node: Any) -> Any:
     a, b = evaluate(s, node.a), evaluate(s, node.b)
     kind = type(node).__name__
     if isinstance(a, Data) or isinstance(b, Data):
+        if all(is_known(v) or isinstance(v, Data) and v.index for v in (a, b)):
+            return combine(BINARY[kind], a, b)
         lanes = max(lanes_of(a), lanes_of(b))
         real = isinstance(a, Data) and a.real or isinstance(b, Data) and b.real
         s.count("flops" if real else "integers", lanes)
@@ -100,14 +103,14 @@ def _and(s: State, node: Any) -> Any:
     first = evaluate(s, node.a)
     with s.where([first]):
         second = evaluate(s, node.b)
-    return combine(lambda a, b: a & b, first, second)
+    return combine(operator.and_, first, second)
 
 
 def _or(s: State, node: Any) -> Any:
     first = evaluate(s, node.a)
     with s.where([negated(first)]):
         second = evaluate(s, node.b)
-    return combine(lambda a, b: a | b, first, second)
+    return combine(operator.or_, first, second)
 
 
 def negated(condition: Any) -> Any:
@@ -133,7 +136,7 @@ def _chosen(s: State, condition: Any, yes: Any, no: Any) -> Any:
 
 def _cast(s: State, node: Any) -> Any:
     value = evaluate(s, node.value)
-    if isinstance(value, Data):
+    if isinstance(value, Data) and not value.index:
         return _data(node)
     lanes, real = kind_of(node)
     return Data(lanes, True) if real else value
@@ -174,12 +177,17 @@ def _load_tensor(s: State, tensor: Tensor, index: list[Any]) -> Any:
     if tensor.data is None or lanes > 1:
         return Data(lanes, tensor.real)
     data = tensor.data
+    if tensor.lost:
+        return UNKNOWN
 
     def gather(*at: Any) -> Any:
         return data[tuple(np.clip(i, 0, n - 1) for i, n in zip(at, data.shape, strict=True))]
 
     value = combine(gather, *first)
-    return reduced(value) if is_known(value) else value
+    if is_known(value):
+        return reduced(value)
+    part = data[tuple(i if isinstance(i, int) else slice(None) for i in first)]
+    return Data(least=int(part.min()), most=int(part.max()))
 
 
 def _ramp(s: State, node: Any) -> Any:
@@ -226,7 +234,7 @@ def _call(s: State, node: Any) -> Any:
 
 
 SILENT = ("tvm_storage_sync", "address_of", "tvm_access_ptr")
-MATRIX = {"metal.simdgroup_multiply_accumulate": 2 * 8 * 8 * 8 // WARP}
+MATRIX = {"simdgroup_multiply_accumulate": 2 * 8 * 8 * 8 // WARP}
 BITWISE = {
     "bitwise_and": "BitwiseAnd",
     "bitwise_or": "BitwiseOr",
@@ -238,6 +246,8 @@ BITWISE = {
 
 def _extern(s: State, node: Any, name: str, args: list[Any]) -> Any:
     """A named device function, by its row in `effects`; pointers are not followed any further."""
+    if name in ("gl_NumSubgroups", "gl_SubgroupID"):
+        return s.subgroups(WARP) if name == "gl_NumSubgroups" else s.subgroup(WARP)
     effect = EFFECTS.get(name)
     pointers: dict[int, tuple[Any, list[Any]]] = {}
     for i, a in enumerate(args):

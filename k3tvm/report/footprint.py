@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 
 from k3tvm.report.domain import Domain, Product, TooManyError, places, united, widened
 from k3tvm.report.state import Access, Tensor
+from k3tvm.report.values import combine, floor_divided, is_known
 
 SAMPLE = 4  # workgroups
+
 
 @dataclass(frozen=True)
 class Bytes:
@@ -35,7 +38,7 @@ def requested(accesses: Sequence[Access]) -> Bytes:
 def points(domain: Domain) -> tuple[int, bool]:
     """How often a place of the kernel is reached, and whether that is exact."""
     try:
-        return domain.points(), domain.exact
+        return domain.points, domain.exact
     except TooManyError:
         return math.prod(domain.extents), False
 
@@ -74,8 +77,10 @@ def touched(accesses: Sequence[Access], grid: Sequence[int] = ()) -> Bytes:
 
 
 def _touched(accesses: Sequence[Access], tensor: Tensor, grid: Sequence[int]) -> Bytes:
-    reached = [a for a in accesses if points(a.domain)[0]]
+    reached = [_carried(a) for a in accesses if points(a.domain)[0]]
     most = math.prod(tensor.shape) * math.prod(grid)
+    if not most:
+        return Bytes(0)
     vague = [a for a in reached if a.index is None]
     clear = [a for a in reached if a.index is not None]
     bound = sum(points(a.domain)[0] * a.lanes for a in vague)
@@ -85,6 +90,27 @@ def _touched(accesses: Sequence[Access], tensor: Tensor, grid: Sequence[int]) ->
         count, vague = sum(points(a.domain)[0] * a.lanes for a in clear), reached
     exact = not vague and all(a.domain.exact for a in reached)
     return Bytes(min(count + bound, most) * tensor.bytes, exact)
+
+
+def _carried(a: Access) -> Access:
+    """The access with every index inside of its dimension.
+
+    Kernels may reach the next rows through the last dimension.
+    """
+    if a.index is None:
+        return a
+    index, over = list(a.index), 0
+    for d in range(len(index) - 1, 0, -1):
+        whole = combine(operator.add, index[d], over)
+        over = combine(floor_divided, whole, a.tensor.shape[d])
+        if not is_known(over):
+            return replace(a, index=None)
+        if np.any(over):
+            index[d] = combine(operator.sub, whole, over * a.tensor.shape[d])
+        else:
+            index[d], over = whole, 0
+    index[0] = combine(operator.add, index[0], over)
+    return replace(a, index=tuple(index)) if all(is_known(i) for i in index) else a
 
 
 def _united(accesses: Sequence[Access], tensor: Tensor, grid: Sequence[int]) -> int:

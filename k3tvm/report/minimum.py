@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from k3tvm.bundle.manifest import DTYPES, Minimum, Point
-from k3tvm.relax_models.operators import Arg, Operator
+from k3tvm.bundle.kernels import Minimum, Point
+from k3tvm.bundle.manifest import DTYPES
+from k3tvm.relax_models.operators import Arg, ExpertLinear, Operator
 from k3tvm.report.points import integers, scalars, shape_of
 
 Elements = tuple[int, int]  # that must be read, and written
@@ -35,9 +36,9 @@ def _elements(op: Operator, point: Point, a: Arg) -> Elements:
     if rule is not None:
         return rule(op, point, a)
     count = math.prod(shape_of(a, point))
-    if type(op).__name__ == "ExpertLinear" and a.name.startswith("weight"):
+    if isinstance(op, ExpertLinear) and a.name.startswith("weight"):
         chosen = len(np.unique(integers(op, point)["chosen"]))
-        count = count // op.experts * chosen  # type: ignore[attr-defined]
+        count = count // op.experts * chosen
     return (0 if a.role == "out" else count), (0 if a.role == "in" else count)
 
 
@@ -73,11 +74,16 @@ PARTS: dict[tuple[str, str], Rule] = {
     ("RmsNorm", "seqs"): _nothing,
     ("AttnResNorm", "seqs"): _nothing,
     ("Linear", "x"): _columns(
-        lambda op: op.k + (op.groups - 1) * min(op.k, op.x_stride or op.k) if op.groups > 1 else op.k
+        lambda op: (
+            op.k + (op.groups - 1) * min(op.k, op.x_stride or op.k) if op.groups > 1 else op.k
+        )
     ),
     ("LastRows", "x"): lambda op, point, a: (point.sequences * op.width, 0),
     ("ShortConv", "x"): _columns(lambda op: op.channels),
     ("KdaGate", "x"): _columns(lambda op: op.heads),
+    ("KdaStepFused", "x"): _columns(lambda op: 3 * op.heads * op.dim),
+    ("KdaStepFused", "write"): _columns(lambda op: op.heads),
+    ("KdaStepFused", "gate"): _columns(lambda op: op.heads * op.dim),
     ("GatedRmsNorm", "gate"): _columns(lambda op: op.heads * op.dim),
     ("MlaCache", "x"): _columns(lambda op: op.q_rank + op.rank + op.rope),
     ("MlaCache", "q_norm"): lambda op, point, a: (op.q_rank, 0),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from k3tvm.bundle.manifest import Point
+from k3tvm.bundle.kernels import Point
 from k3tvm.relax_models.operators import Arg, ExpertSort, Operator
 
 CACHED = 4095  # tokens that a sequence has before the one that is decoded

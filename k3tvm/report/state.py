@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,15 +13,19 @@ from k3tvm.report.domain import Domain
 from k3tvm.report.values import UNKNOWN, Known, combine, is_known
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tensor:
-    """Device memory. shape in numbers; bytes of an element; data: of integers that are given."""
+    """Device memory. shape in numbers; bytes of an element; data: of integers that are followed.
+
+    lost: those are not known any more.
+    """
 
     name: str
     shape: tuple[int, ...]
     bytes: int
     data: np.ndarray | None = None
     real: bool = True
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Launch:
     grid: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
-    operations: list[tuple[Domain, Counter[str]]] = field(default_factory=list)
+    operations: list[tuple[Domain, dict[str, int]]] = field(default_factory=list)
     notes: set[str] = field(default_factory=set)
 
 
@@ -127,19 +130,29 @@ class State:
         known = tuple(index) if all(is_known(i) for i in index) else None
         self.launch.accesses.append(Access(tensor, written, lanes, known, self.domain()))
 
-    def count(self, kind: str, amount: float) -> None:
+    def count(self, kind: str, amount: int) -> None:
         """Note operations of a thread."""
         if self.launch is None:
             return
         done = self.launch.operations
         if not done or done[-1][0] is not self.domain():
-            done.append((self.domain(), Counter()))
-        done[-1][1][kind] += amount  # type: ignore[assignment]
+            done.append((self.domain(), {}))
+        counts = done[-1][1]
+        counts[kind] = counts.get(kind, 0) + amount
 
     def note(self, text: str) -> None:
         """Note what is not followed."""
         if self.launch is not None:
             self.launch.notes.add(text)
+
+    def subgroups(self, width: int) -> int:
+        """Subgroups of a workgroup."""
+        return -(-self.extents[self.blocks] // width)
+
+    def subgroup(self, width: int) -> np.ndarray:
+        """The number of a thread's subgroup, with threads along x only."""
+        threads = np.arange(self.extents[self.blocks])
+        return threads.reshape((1,) * self.blocks + threads.shape) // width
 
     def read_cell(self, cell: Cell, index: Any) -> Any:
         """An integer of a thread."""
@@ -184,21 +197,39 @@ class State:
         target = shared.values
 
         def scatter(at: Any, new: Any, *rest: Any) -> Any:
-            *where, mask = np.broadcast_arrays(at, new, *rest[: self.blocks], _every(rest, self))
-            place, new, *axes = where
-            target[(*(a[mask] for a in axes), np.clip(place, 0, shared.size - 1)[mask])] = new[mask]
+            axes, limits = rest[: self.blocks], rest[self.blocks :]
+            place, new, *where, mask = np.broadcast_arrays(at, new, *axes, _both(limits))
+            target[(*(a[mask] for a in where), np.clip(place, 0, shared.size - 1)[mask])] = new[
+                mask
+            ]
             return at
 
         if not is_known(combine(scatter, index, value, *blocks, *self.conditions)):
             shared.lost = True
 
+    def write_data(self, tensor: Tensor, index: Sequence[Any], value: Any) -> None:
+        """Change integers in device memory; what is not known spoils all."""
+        count = len(index)
+        data = tensor.data
+
+        def scatter(*given: Any) -> Any:
+            *places, new, mask = np.broadcast_arrays(*given[: count + 1], _both(given[count + 1 :]))
+            at = (np.clip(p, 0, n - 1)[mask] for p, n in zip(places, tensor.shape, strict=True))
+            if data is not None:
+                data[tuple(at)] = new[mask]
+            return new
+
+        needed = [*index, value, *self.conditions]
+        tensor.lost |= not all(is_known(v) for v in needed)
+        tensor.lost = tensor.lost or not is_known(combine(scatter, *needed))
+
     def _grid(self) -> list[int]:
         return self.extents[: self.blocks]
 
 
-def _every(arrays: Sequence[Any], state: State) -> Any:
-    """All of the conditions among what is written."""
+def _both(conditions: Sequence[Any]) -> Any:
+    """Where all of the conditions hold."""
     mask = np.ones((), bool)
-    for condition in arrays[state.blocks :]:
+    for condition in conditions:
         mask = mask & condition
     return mask

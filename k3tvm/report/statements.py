@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from k3tvm._ffi import tvm_ffi
 from k3tvm._tvm import tvm
 from k3tvm.report.expressions import evaluate, negated, split_index
 from k3tvm.report.state import Cell, Launch, Shared, State, Tensor
-from k3tvm.report.values import UNKNOWN, combine, is_always, is_known
+from k3tvm.report.values import UNKNOWN, bounds, combine, is_always, is_known
 
 TURNS = 64  # of a loop that changes integers: so many are followed one by one
 
@@ -58,39 +59,46 @@ def _attribute(s: State, node: Any) -> None:
 
 
 def _loop(s: State, node: Any) -> None:
-    first, extent = evaluate(s, node.min), evaluate(s, node.extent)
-    if not s.extents:  # on the host
-        s.note("a loop around launches")
-    if not is_known(extent) or not is_known(first):
-        s.note("a loop of unknown length, counted once")
-        first, extent = 0, 1
+    first, extent, unsure = _bounds_of(s, node)
     turns = int(np.max(extent))
     if turns <= 0:
         return
     changed = _changed_integers(s, node.body)
     if changed and turns <= TURNS:
-        for i in range(turns):
-            s.variables[node.loop_var] = combine(lambda a, i=i: a + i, first)
-            with s.where(_shorter(extent, i)):
+        for turn in range(turns):
+            s.variables[node.loop_var] = combine(operator.add, first, turn)
+            with s.where([*unsure, *_shorter(extent, turn)]):
                 walk(s, node.body)
         return
     for cell in changed:
         cell.lost = True
     with s.axis(turns) as index:
-        i = index if turns > 1 else 0
-        s.variables[node.loop_var] = combine(lambda a, b: a + b, first, i)
-        with s.where(_shorter(extent, i)):
+        i: Any = index if turns > 1 else 0
+        s.variables[node.loop_var] = combine(operator.add, first, i)
+        with s.where([*unsure, *_shorter(extent, i)]):
             walk(s, node.body)
     for cell in changed:
         cell.lost = False
         cell.values.clear()
 
 
+def _bounds_of(s: State, node: Any) -> tuple[Any, Any, list[Any]]:
+    """A loop's first index and length, and a condition that is not known if it may be shorter."""
+    first, extent = evaluate(s, node.min), evaluate(s, node.extent)
+    if is_known(extent):
+        return first, extent, []
+    ends = bounds(extent)
+    if ends is None:
+        s.note("a loop of unknown length, counted once")
+        return first, 1, [UNKNOWN]
+    return first, ends[1], [UNKNOWN]
+
+
 def _shorter(extent: Any, i: Any) -> list[Any]:
     """The condition that a loop of this length has a turn i, unless all have."""
     if np.ndim(extent) == 0 or np.min(extent) == np.max(extent):
         return []
-    return [combine(lambda e, i: i < e, extent, i)]
+    return [combine(operator.gt, extent, i)]
 
 
 def _changed_integers(s: State, body: Any) -> list[Cell]:
@@ -129,7 +137,7 @@ def _branch(s: State, node: Any) -> None:
         return
     whole = conditions[0]
     for c in conditions[1:]:
-        whole = combine(lambda a, b: a & b, whole, c)
+        whole = combine(operator.and_, whole, c)
     with s.where([] if never else [negated(whole)]):
         walk(s, node.else_case)
 
@@ -158,7 +166,8 @@ def _allocate(s: State, node: Any) -> None:
     scope, dtype = str(buffer.scope()), str(buffer.dtype)
     shape = [evaluate(s, d) for d in buffer.shape]
     if scope == "global":
-        s.tensors[buffer] = tensor_of("workspace", shape, dtype)
+        data = np.zeros(shape, np.int64) if dtype == "int32" else None
+        s.tensors[buffer] = tensor_of("workspace", shape, dtype, data)
     elif dtype != "int32":
         return  # its contents are not followed
     elif scope == "shared":
@@ -187,7 +196,10 @@ def _store(s: State, node: Any) -> None:
     index, lanes = split_index([evaluate(s, i) for i in node.indices])
     buffer = node.buffer
     if buffer in s.tensors:
-        s.access(s.tensors[buffer], True, lanes, index)
+        tensor = s.tensors[buffer]
+        s.access(tensor, True, lanes, index)
+        if tensor.data is not None:
+            s.write_data(tensor, index, value if lanes == 1 else UNKNOWN)
     elif buffer in s.cells:
         s.write_cell(s.cells[buffer], index[0] if lanes == 1 else UNKNOWN, value)
     elif buffer in s.shared:

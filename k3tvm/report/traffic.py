@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from k3tvm.bundle.manifest import Point, Traffic
+from k3tvm.bundle.kernels import Point, Traffic
 from k3tvm.relax_models.operators import Operator
 from k3tvm.report.footprint import per_workgroup, points, requested, touched
 from k3tvm.report.points import integers, scalars, symbols
@@ -31,7 +31,7 @@ class LaunchTraffic:
 
 
 def traffic_of(kernel: Kernel, point: Point) -> list[LaunchTraffic]:
-    """The launches of a kernel at a point, in order; those that the point does not need are left out.
+    """The launches of a kernel at a point, in order, without those that the point does not need.
 
     Names of device functions are those that TVM gives them, in the order in which they stand.
     """

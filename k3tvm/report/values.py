@@ -8,21 +8,32 @@ the kernel reads from tensors of numbers is not followed: it is `Data`.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-LIMIT = 1 << 21  # elements of one array; what would be larger is not followed
+LIMIT = 1 << 22  # elements of one array; what would be larger is not followed
 
 
 @dataclass(frozen=True)
 class Data:
-    """A value that is not followed: how many lanes it has, and whether it is a float."""
+    """A value that is not followed: how many lanes it has, and whether it is a float.
+
+    least, most: between what it is, if an integer of which there are too many to follow.
+    """
 
     lanes: int = 1
     real: bool = False
+    least: int | None = None
+    most: int | None = None
+
+    @property
+    def index(self) -> bool:
+        """Whether it comes from indices, and not from what tensors hold."""
+        return self.least is not None
 
 
 @dataclass(frozen=True)
@@ -82,11 +93,50 @@ def combine(function: Callable[..., Any], *values: Any) -> Any:
     if all(isinstance(v, int) for v in values):
         return function(*values)
     if not all(is_known(v) for v in values):
-        return UNKNOWN
+        return _between(function, values)
     arrays = align(values)
     if math.prod(joint_shape(arrays)) > LIMIT:
-        return UNKNOWN
+        return _between(function, values)
     return function(*arrays)
+
+
+def _between(function: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """What can be said of a result whose operands each lie between two numbers.
+
+    All our index arithmetic is monotonic in each operand, or chooses one, or is a remainder.
+    """
+    if function is np.where:
+        return _hull(values[1:])
+    ends = [bounds(v) for v in values]
+    if len(values) != 2 or ends[0] is None or ends[1] is None:
+        return UNKNOWN
+    (a, b), (c, d) = ends[0], ends[1]
+    if function in (remainder, floor_remainder) and a >= 0 and c > 0:
+        return Data(least=0, most=min(b, d - 1))
+    if function not in MONOTONIC:
+        return UNKNOWN
+    corners = [int(function(x, y)) for x in (a, b) for y in (c, d)]
+    if function in COMPARISONS:
+        return corners[0] if len(set(corners)) == 1 else UNKNOWN
+    return Data(least=min(corners), most=max(corners))
+
+
+def _hull(values: Sequence[Any]) -> Data:
+    """One of several values."""
+    ends = [bounds(v) for v in values]
+    known = [e for e in ends if e is not None]
+    if len(known) < len(ends):
+        return UNKNOWN
+    return Data(least=min(low for low, _ in known), most=max(high for _, high in known))
+
+
+def bounds(value: Any) -> tuple[int, int] | None:
+    """The least and the most that an integer is, if that is known."""
+    if is_known(value):
+        return int(np.min(value)), int(np.max(value))
+    if isinstance(value, Data) and value.least is not None and value.most is not None:
+        return value.least, value.most
+    return None
 
 
 def is_always(value: Any, wanted: bool) -> bool:
@@ -115,3 +165,21 @@ def floor_divided(a: Any, b: Any) -> Any:
 def floor_remainder(a: Any, b: Any) -> Any:
     """What `floor_divided` leaves over."""
     return a - floor_divided(a, b) * b
+
+
+COMPARISONS: tuple[Callable[..., Any], ...] = (
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+)
+MONOTONIC: tuple[Callable[..., Any], ...] = (
+    operator.add,
+    operator.sub,
+    operator.mul,
+    divided,
+    floor_divided,
+    np.minimum,
+    np.maximum,
+    *COMPARISONS,
+)

@@ -91,6 +91,42 @@ def _open_vulkan(folder: Path, entries: list[CodeEntry], selector: str) -> Devic
     )
 
 
+def _open_cuda(folder: Path, entries: list[CodeEntry], selector: str) -> Device:
+    from k3tvm.cuda import runtime
+    from k3tvm.runtime.device_memory import DeviceMemory
+
+    found = runtime.find(selector)
+    label, refusals = f"cuda:{found.index} {found.name}", []
+    for code in entries:
+        lacking = runtime.lacks(found, folder / code.file.path)
+        if not lacking:
+            memory = DeviceMemory(runtime.CUDA, found.index, "k3tvm.cuda")
+            return Device(label, runtime.CUDA, found.index, memory, code)
+        refusals.append(f"{code.target}: {lacking}")
+    major, minor = found.capability
+    raise DeviceError(
+        f"cannot run this bundle: {' | '.join(refusals)}",
+        where=label,
+        cure=f"compile with --target cuda:sm_{major}{minor}",
+    )
+
+
+def _open_metal(folder: Path, entries: list[CodeEntry], selector: str) -> Device:
+    from k3tvm.metal import runtime
+    from k3tvm.runtime.device_memory import DeviceMemory
+
+    index = runtime.find(selector)
+    loadable = [code for code in entries if code.file.path.endswith(".dylib")]
+    if not loadable:
+        raise DeviceError(
+            "its code for Metal is for iOS, where an app links it",
+            where=str(folder),
+            cure="compile it with --target metal",
+        )
+    memory = DeviceMemory(runtime.METAL, index, runtime.PREFIX)
+    return Device(f"metal:{index}", runtime.METAL, index, memory, loadable[0])
+
+
 def _open_emulated(folder: Path, entries: list[CodeEntry], selector: str) -> Device:
     from k3tvm import emulate
     from k3tvm.runtime.device_memory import DeviceMemory
@@ -107,6 +143,8 @@ def _open_emulated(folder: Path, entries: list[CodeEntry], selector: str) -> Dev
 OPENERS: dict[str, Callable[[Path, list[CodeEntry], str], Device]] = {
     "cpu": _open_cpu,
     "vulkan": _open_vulkan,
+    "cuda": _open_cuda,
+    "metal": _open_metal,
     "cuda-emulated": _open_emulated,
     "metal-emulated": _open_emulated,
 }

@@ -11,6 +11,8 @@ from k3tvm.relax_models.operators import ExpertLinear
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.products import BLOCK, Weights, weights_of
 from k3tvm.schedules.gpu.products_few import Team, matvec, threads_of
+from k3tvm.schedules.gpu.products_few_cores import few_on_cores
+from k3tvm.schedules.gpu.products_few_strip import FewOnCores, Strip
 from k3tvm.schedules.gpu.products_many import fits
 from k3tvm.schedules.gpu.products_matrix import product_of
 from k3tvm.schedules.gpu.products_mma import product as product_on_cores
@@ -25,6 +27,7 @@ Expr = Any
 # Pairs per expert, on average, below which
 ALONE = 0.5  # each pair reads its weights for itself
 FEW = 12  # chunks of a few pairs do, else tiles
+FEW_ON_CORES = {"mxfp4": 6, "bfloat16": 12}  # where those tiles are of tensor cores too
 CHUNK = 4
 HEIGHT, WIDTH = 32, 64  # pairs and weight rows of a tile
 CORES = {"mxfp4": Shape(256, 32, 4, 1), "bfloat16": Shape(128, 32, 2, 2)}  # on tensor cores
@@ -39,12 +42,22 @@ def expert_linear_gpu(op: ExpertLinear, p: GpuProfile, a: SimpleNamespace) -> No
         raise Refusal(f"{THREADS} threads with staged tiles of {HEIGHT} x {WIDTH} do not fit")
     weights = weights_of(op.fmt, op.k, p, a)
     pairs = a.n * T.int32(op.top_k)
+
+    cores = few_on_cores(p, op.fmt, op.k, op.act)
+    most_few = FEW_ON_CORES[op.fmt] if cores else FEW
+
+    def few(count: int) -> None:
+        if cores and (count > 1 or op.fmt == "mxfp4"):
+            _few_on_cores(op, a, weights, cores, 1 if count == 1 else cores.most)
+        else:
+            _few(op, p, a, weights, count)
+
     with T.If(T.Or(a.n == T.int32(1), pairs < T.int32(int(ALONE * op.experts)))):
         with T.Then():
-            _few(op, p, a, weights, 1)
-        with T.Else(), T.If(pairs < T.int32(FEW * op.experts)):
+            few(1)
+        with T.Else(), T.If(pairs < T.int32(most_few * op.experts)):
             with T.Then():
-                _few(op, p, a, weights, CHUNK)
+                few(CHUNK)
             with T.Else():
                 if able(p, op.fmt):
                     _many_on_cores(op, p, a, weights)
@@ -97,6 +110,50 @@ def _chunk(
             _store(op, a, *pair(i), column, value)
 
     matvec(team, lead, x, count, finish)
+
+
+def _few_on_cores(
+    op: ExpertLinear, a: SimpleNamespace, weights: Weights, few: FewOnCores, fragments: int
+) -> None:
+    """Rows of x are prepared, once; then chunks of pairs, `fragments` at a time, as in `_few`."""
+    blocks, count = -(-op.rows // BLOCK), fragments * few.columns
+    choices, pairs = op.top_k if op.per_choice else 1, a.n * T.int32(op.top_k)
+
+    def read(row: Expr, choice: Expr, k: Expr, lanes: int) -> Expr:
+        return g.load(a.x, row, _column(op, choice, k), lanes=lanes)
+
+    prepared = few.prepare(a.n, choices, read)
+    with g.groups(pairs * T.int32(-(-op.rows // few.rows)), few.threads) as (task, tid):
+        first = g.let(T.truncmod(task, pairs))
+        start = g.let(T.truncdiv(task, pairs) * T.int32(few.rows // BLOCK))
+        expert = T.Bind(_at(op, a.chosen, T.Bind(_at(op, a.order, first))))
+        begin, end = T.Bind(a.first[expert]), T.Bind(a.first[expert + T.int32(1)])
+
+        def pair(i: Expr) -> tuple[Expr, Expr]:
+            return _split(op, T.Bind(_at(op, a.order, g.let(T.min(first + i, end - T.int32(1))))))
+
+        def source(i: Expr) -> tuple[Expr, Expr]:
+            row, choice = pair(i)
+            return row, choice if op.per_choice else T.int32(0)
+
+        def finish(i: Expr, lane: Expr, value: Expr) -> None:
+            column = g.let(start * T.int32(BLOCK) + lane)
+            with g.when(T.And(column < T.int32(op.rows), first + i < end)):
+                _store(op, a, *pair(i), column, value)
+
+        strip = Strip(
+            weights,
+            lead=lambda block: (expert, block),
+            blocks=blocks,
+            first=start,
+            x=prepared,
+            fragments=fragments,
+            source=source,
+            live=lambda i: first + i < end,
+            thread=tid,
+        )
+        with g.when((first - begin) % T.int32(count) == T.int32(0)):
+            few.matvec(strip, finish)
 
 
 def _many(op: ExpertLinear, a: SimpleNamespace, weights: Weights, product: Product) -> None:

@@ -9,7 +9,7 @@ in the kernel. Barriers are only where a kernel writes them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from k3tvm._tvm import T
@@ -64,6 +64,17 @@ def groups(count: Expr | int, threads: int) -> Iterator[tuple[Expr, Expr]]:
         group = let(variable(by * T.int32(FOLD) + bx, "int32")[0])
         with T.If(group < count), T.Then():
             yield group, tx
+
+
+def resident(workgroups: int) -> AbstractContextManager[None]:
+    """Inside of a launch: compilers for CUDA leave registers for so many workgroups at a time.
+
+    Say it where a compiler would spill registers for the sake of even more; others do not heed it.
+    0 leaves it to the compiler.
+    """
+    if not workgroups:
+        return nullcontext()
+    return T.attr(T.int32(0), "tirx.launch_bounds_min_blocks_per_sm", T.int32(workgroups))
 
 
 @contextmanager

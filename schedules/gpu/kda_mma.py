@@ -58,6 +58,8 @@ def kda_mma_gpu(op: KdaChunk, p: GpuProfile, a: SimpleNamespace) -> None:
         slot, first, rows = (g.let(a.seqs[s, T.int32(i)]) for i in range(3))
         w.read_state(slot)
         stage.read(w.stage, first, rows)
+        stage.share(w.stage)
+        g.barrier()
         with g.serial((rows + T.int32(ROWS - 1)) // T.int32(ROWS)) as c:
             start, left = g.let(first + c * T.int32(ROWS)), g.let(rows - c * T.int32(ROWS))
             stage.store(w.stage)
@@ -65,6 +67,7 @@ def kda_mma_gpu(op: KdaChunk, p: GpuProfile, a: SimpleNamespace) -> None:
             stage.read(w.stage, start + T.int32(ROWS), left - T.int32(ROWS))
             with g.when(w.column < T.int32(op.value_dim)):
                 w.chunk(start, left)
+            stage.share(w.stage)
             g.barrier()
         w.write_state(slot)
 
@@ -351,8 +354,8 @@ def _right_operand(values: Any, first: int) -> Any:
     words = g.local(4, "uint32")
     for i in range(2):
         pair = (g.let(values[T.int32(first + 2 * i + e)] * g.floats(SCALE)) for e in range(2))
-        for k, word in enumerate(stage.split(*pair)):
-            g.put(words, word, 2 * i + k)
+        for part, word in enumerate(stage.split(*pair)):
+            g.put(words, word, 2 * part + i)
     return words
 
 

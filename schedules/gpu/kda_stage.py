@@ -5,8 +5,9 @@ may happen long before they are needed, and stores them, normalised and times th
 of the decays, as pairs of float16: a high part and the rest (see `k3tvm.schedules.gpu.kda_mma`).
 Everything here is at most one, so one power of two brings all of it into the range of float16.
 
-Where it goes is decided by who reads it: the 16 bytes of a lane lie together, without bank
-conflicts. Row 4t + 2h + e of a chunk is column 2t + e of the h-th fragment of eight.
+Where it goes is decided by who reads it: the 16 bytes of a lane lie together, two high parts and
+two rests, and the lanes of a load meet in no bank. Row 4t + 2h + e of a chunk is column 2t + e of
+the h-th fragment of eight.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ class Stage:
     head: Any
     pair: Any  # of channels
     half: Any  # of rows
-    key: Any  # registers [8, 2], like the next two
+    key: Any  # registers [8, 2], as the next two
     query: Any
-    own: Any  # decays of these rows
-    other: Any  # decays of the other half, from the far end of the chunk or from its first row
-    factor: Any  # registers [8, 2]: what makes units of key and query
+    decay: Any
+    factor: Any  # register: what makes a unit of one of the warp's keys and queries
+    lane: Any  # which one: row lane % 8, a query from lane 8 on
     mixed: Any  # shared [4 fragments of rows, steps, PITCH]: A_i k_i, A_i q_i
     late: Any  # shared [fragments of channels, 128]: (A_last / A_j) k_j
     total: Any  # shared [keys]: A_last
+    halves: Any  # shared [2, keys]: products of the decays of each half of the rows
 
     @classmethod
     def with_buffers(
@@ -57,12 +59,17 @@ class Stage:
             a,
             pairs_of,
             head,
-            g.let(tid % T.int32(THREADS // 2)),
-            g.let(tid // T.int32(THREADS // 2)),
-            *(g.local(2 * HALF) for _ in range(5)),
+            pair=g.let(tid % T.int32(THREADS // 2)),
+            half=g.let(tid // T.int32(THREADS // 2)),
+            key=g.local(2 * HALF),
+            query=g.local(2 * HALF),
+            decay=g.local(2 * HALF),
+            factor=g.local(1),
+            lane=g.let(tid % T.int32(2 * HALF)),
             mixed=g.shared(4 * (keys // 16) * PITCH, "uint32"),
             late=g.shared(keys * ROWS, "uint32"),
             total=g.shared(keys),
+            halves=g.shared(2 * keys),
         )
 
 
@@ -74,26 +81,30 @@ def padded_keys(op: KdaChunk) -> int:
 def read(t: Stage, start: Any, count: Any) -> None:
     """This thread's part of a chunk into registers; what does not exist changes nothing."""
     for i in range(2 * HALF):
-        for buffer, value in ((t.key, 0.0), (t.query, 0.0), (t.own, 1.0), (t.other, 1.0)):
+        for buffer, value in ((t.key, 0.0), (t.query, 0.0), (t.decay, 1.0)):
             g.put(buffer, g.floats(value), i)
-        g.put(t.factor, g.floats(0.0), i)
+    _read_factor(t, start, count)
     with g.when(t.pair * T.int32(2) < T.int32(t.op.key_dim)):
         for i in range(HALF):
             row = g.let(t.half * T.int32(HALF) + T.int32(i))
             with g.when(row < count):
                 _read_row(t, i, g.let(start + row))
-            far = g.let(T.Select(t.half == T.int32(0), T.int32(ROWS - 1 - i), T.int32(i)))
-            with g.when(far < count):
-                _read_pair(t, t.a.decay, g.let(start + far), 0, t.other, i)
 
 
 def _read_row(t: Stage, i: int, row: Any) -> None:
     width = t.op.heads * t.op.key_dim
     _read_pair(t, t.a.qkv, row, 0, t.query, i)
     _read_pair(t, t.a.qkv, row, width, t.key, i)
-    _read_pair(t, t.a.decay, row, 0, t.own, i)
-    factors = g.load(t.pairs_of, row, t.head, ROW_KEY, lanes=2)
-    g.store(t.factor, factors, 2 * i, lanes=2)
+    _read_pair(t, t.a.decay, row, 0, t.decay, i)
+
+
+def _read_factor(t: Stage, start: Any, count: Any) -> None:
+    """Each lane reads one of the 16 that its warp needs."""
+    g.put(t.factor, g.floats(0.0))
+    row = g.let(t.half * T.int32(HALF) + t.lane % T.int32(HALF))
+    with g.when(row < count):
+        at = T.int32(ROW_KEY) + t.lane // T.int32(HALF)
+        g.put(t.factor, t.pairs_of[start + row, t.head, at])
 
 
 def _read_pair(t: Stage, source: Any, row: Any, base: int, target: Any, i: int) -> None:
@@ -109,23 +120,35 @@ def _read_pair(t: Stage, source: Any, row: Any, base: int, target: Any, i: int) 
         g.put(target, source[row, at + channel + T.int32(1)], 2 * i + 1)
 
 
+def share(t: Stage) -> None:
+    """What the other half of the rows must know of what `read` has brought; before a barrier."""
+    keys = padded_keys(t.op)
+    with g.when(t.pair < T.int32(keys // 2)):
+        for e in range(2):
+            product = g.variable(1.0)
+            for i in range(HALF):
+                g.put(product, product[0] * t.decay[T.int32(2 * i + e)])
+            channel = t.pair * T.int32(2) + T.int32(e)
+            g.store(t.halves, product[0], t.half * T.int32(keys) + channel)
+
+
 def store(t: Stage) -> None:
-    """The operands of a chunk from what `read` has brought."""
+    """The operands of a chunk from what `read` has brought, after `share` and a barrier."""
+    _scale(t)
     with g.when(t.pair < T.int32(padded_keys(t.op) // 2)):
-        product = [g.variable(1.0) for _ in range(2)]
-        for i in range(HALF):
-            for e in range(2):
-                g.put(product[e], product[e][0] * t.other[T.int32(2 * i + e)])
-        _scale(t)
+        other = (T.int32(1) - t.half) * T.int32(padded_keys(t.op)) + t.pair * T.int32(2)
+        product = [g.let(t.halves[other + T.int32(e)]) for e in range(2)]
         _store_mixed(t, product)
         _store_late(t, product)
 
 
 def _scale(t: Stage) -> None:
-    """Units of keys and queries, times the power of two."""
+    """Units of keys and queries, times the power of two; all lanes of a warp come along."""
+    own = g.let(t.factor[0] * g.floats(SCALE))
     for i in range(HALF):
         for which, rows in enumerate((t.key, t.query)):
-            factor = g.let(t.factor[T.int32(2 * i + which)] * g.floats(SCALE))
+            lane = T.int32(which * HALF + i)
+            factor = g.let(T.call_extern("float32", "k3_of_lane", own, lane))
             for e in range(2):
                 g.put(rows, rows[T.int32(2 * i + e)] * factor, 2 * i + e)
 
@@ -133,40 +156,45 @@ def _scale(t: Stage) -> None:
 def _store_mixed(t: Stage, product: list[Any]) -> None:
     """A_i k_i and A_i q_i: products of the decays from the first row on."""
     first = t.half == T.int32(0)
-    weights = [g.variable(T.Select(first, g.floats(1.0), p[0])) for p in product]
+    weights = [g.variable(T.Select(first, g.floats(1.0), p)) for p in product]
     steps = padded_keys(t.op) // 16
     within = g.let(
         t.pair // T.int32(8) * T.int32(PITCH)
         + t.half * T.int32(64)
         + t.pair % T.int32(4) * T.int32(4)
-        + t.pair % T.int32(8) // T.int32(4) * T.int32(2)
+        + t.pair % T.int32(8) // T.int32(4)
     )
     for i in range(HALF):
         for e in range(2):
-            g.put(weights[e], weights[e][0] * t.own[T.int32(2 * i + e)])
+            g.put(weights[e], weights[e][0] * t.decay[T.int32(2 * i + e)])
         column = i // 4 * 2 + i % 2  # of the fragment i // 2 % 2, four columns further by `half`
         for which, rows in enumerate((t.key, t.query)):
             fragment = which * 2 + i // 2 % 2
             at = within + T.int32(fragment * steps * PITCH + column * 16)
             x, y = (g.let(weights[e][0] * rows[T.int32(2 * i + e)]) for e in range(2))
-            _store_parts(t.mixed, at, [(x, y)])
+            for part, word in enumerate(split(x, y)):
+                g.store(t.mixed, word, at + T.int32(2 * part))
 
 
 def _store_late(t: Stage, product: list[Any]) -> None:
     """(A_last / A_j) k_j: products of the decays from the last row back; and A_last."""
     first = t.half == T.int32(0)
-    weights = [g.variable(T.Select(first, p[0], g.floats(1.0))) for p in product]
+    weights = [g.variable(T.Select(first, p, g.floats(1.0))) for p in product]
     for i in reversed(range(HALF)):
         for e in range(2):
             at = T.int32(2 * i + e)
             g.put(t.key, t.key[at] * weights[e][0], 2 * i + e)
-            g.put(weights[e], weights[e][0] * t.own[at])
+            g.put(weights[e], weights[e][0] * t.decay[at])
     for e in range(2):
         channel = g.let(t.pair * T.int32(2) + T.int32(e))
         for quad in range(2):
             x = [t.key[T.int32(2 * (4 * quad + i) + e)] for i in range(4)]
+            words = g.local(4, "uint32")
+            for k, pair in enumerate(((x[0], x[1]), (x[2], x[3]))):
+                for part, word in enumerate(split(*pair)):
+                    g.put(words, word, 2 * part + k)
             at = late_at(channel, t.half * T.int32(2) + T.int32(quad))
-            _store_parts(t.late, at, [(x[0], x[1]), (x[2], x[3])])
+            g.store(t.late, g.load(words, 0, lanes=4), at, lanes=4)
         with g.when(first):
             g.store(t.total, weights[e][0], channel)
 
@@ -177,17 +205,6 @@ def late_at(channel: Any, lane: Any) -> Any:
     unit = column * T.int32(4) + T.bitwise_xor(lane, column // T.int32(2))
     unit = T.bitwise_xor(unit, fragment % T.int32(2) * T.int32(4))
     return g.let((fragment * T.int32(32) + unit) * T.int32(4))
-
-
-def _store_parts(target: Any, at: Any, pairs: list[tuple[Any, Any]]) -> None:
-    """High part and rest of each pair, one after the other, at once."""
-    words = g.local(2 * len(pairs), "uint32")
-    for i, pair in enumerate(pairs):
-        high, rest = split(*pair)
-        g.put(words, high, 2 * i)
-        g.put(words, rest, 2 * i + 1)
-    lanes = 2 * len(pairs)
-    g.store(target, g.load(words, 0, lanes=lanes), at, lanes=lanes)
 
 
 def split(x: Any, y: Any) -> tuple[Any, Any]:

@@ -12,6 +12,8 @@ from k3tvm.relax_models.operators import Linear
 from k3tvm.schedules.gpu import grid as g
 from k3tvm.schedules.gpu.products import BLOCK, Weights, weights_of
 from k3tvm.schedules.gpu.products_few import Team, matvec, threads_of
+from k3tvm.schedules.gpu.products_few_cores import few_on_cores
+from k3tvm.schedules.gpu.products_few_strip import FewOnCores, Strip
 from k3tvm.schedules.gpu.products_many import fits, matmul
 from k3tvm.schedules.gpu.products_matrix import is_exact, product_of
 from k3tvm.schedules.gpu.products_mma import product
@@ -29,8 +31,12 @@ CHUNK = 4  # rows that share one reading of the weights there
 LOW, HIGH = (32, 32), (64, 64)  # rows of x and of the weight in a tile
 BUSY = 256  # workgroups that keep a large device busy; the large tiles wait for as many
 # The same on tensor cores; there the large tiles wait for a workgroup per multiprocessor
-CORES_LOW, CORES_BUSY = Shape(64, 32, 1, 4), 128
-CORES_HIGH = {1: Shape(128, 128, 2, 4), 2: Shape(128, 64, 2, 2), 3: Shape(128, 64, 2, 2)}  # parts
+CORES_LOW, CORES_BUSY = Shape(64, 32, 1, 4, resident=4), 128
+CORES_HIGH = {  # by parts
+    1: Shape(128, 128, 2, 4, resident=1),
+    2: Shape(128, 64, 2, 2, resident=0),
+    3: Shape(128, 64, 2, 2, resident=0),
+}
 CORES_MXFP4 = Shape(256, 32, 4, 1)
 MOST = 4096  # rows of x by which there must be so many, else there are no large tiles
 
@@ -41,10 +47,7 @@ def linear_gpu(op: Linear, p: GpuProfile, a: SimpleNamespace) -> None:
     weights = weights_of(op.fmt, op.k, p, a)
     if not fits(p, *LOW):
         raise Refusal(f"{THREADS} threads with staged tiles of {LOW[0]} x {LOW[1]} do not fit")
-    cases: list[tuple[int, Emit]] = [
-        (1, partial(_few, op, p, a, weights, 1)),
-        (FEW, partial(_few, op, p, a, weights, CHUNK)),
-    ]
+    cases = _few_cases(op, p, a, weights)
     if able(p, op.fmt):
         return _branch(a.n, cases, partial(_many_on_cores, op, p, a, weights))
     most_low = max(LOW[0], HIGH[0] * BUSY // (op.groups * -(-op.rows // HIGH[1])))
@@ -54,6 +57,23 @@ def linear_gpu(op: Linear, p: GpuProfile, a: SimpleNamespace) -> None:
     if len(many) > 1:
         cases.append((most_low, many[0]))
     _branch(a.n, cases, many[-1])
+
+
+def _few_cases(
+    op: Linear, p: GpuProfile, a: SimpleNamespace, weights: Weights
+) -> list[tuple[int, Emit]]:
+    """(up to how many rows, what emits their path), for few rows.
+
+    On tensor cores sums of bfloat16 weights are others than without, of MXFP4 weights all alike.
+    """
+    one, chunk = (partial(_few, op, p, a, weights, count) for count in (1, CHUNK))
+    few = few_on_cores(p, op.fmt, op.k, op.act, exact=op.exact_rows > 0)
+    if few is None:
+        return [(1, one), (FEW, chunk)]
+    most = FEW, partial(_few_on_cores, op, a, weights, few, few.most)
+    if op.fmt == "mxfp4":
+        return [(few.columns, partial(_few_on_cores, op, a, weights, few, 1)), most]
+    return [(1, one), (CHUNK, chunk), most]
 
 
 def _branch(n: Expr, cases: list[tuple[int, Emit]], last: Emit) -> None:
@@ -88,6 +108,42 @@ def _few(op: Linear, p: GpuProfile, a: SimpleNamespace, weights: Weights, count:
                 _store(op, a, first + i, group, row, value)
 
         matvec(Team(weights, threads, tid), _lead(op, group, block), x, count, finish)
+
+
+def _few_on_cores(
+    op: Linear, a: SimpleNamespace, weights: Weights, few: FewOnCores, fragments: int
+) -> None:
+    """Rows of x are prepared, once; then chunks of them, `fragments` at a time."""
+    blocks, count, strips = -(-op.rows // BLOCK), fragments * few.columns, -(-op.rows // few.rows)
+
+    def read(row: Expr, group: Expr, k: Expr, lanes: int) -> Expr:
+        return g.load(a.x, row, _column(op, group, k), lanes=lanes)
+
+    prepared = few.prepare(a.n, op.groups, read)
+    chunks = (a.n + T.int32(count - 1)) // T.int32(count)
+    with g.groups(chunks * T.int32(op.groups * strips), few.threads) as (task, tid):
+        # neighbouring workgroups share their weights
+        first = g.let(T.truncmod(task, chunks) * T.int32(count))
+        group = g.let(T.truncdiv(task, chunks) // T.int32(strips))
+        start = g.let(T.truncdiv(task, chunks) % T.int32(strips) * T.int32(few.rows // BLOCK))
+        strip = Strip(
+            weights,
+            lead=lambda block: _lead(op, group, block),
+            blocks=blocks,
+            first=start,
+            x=prepared,
+            fragments=fragments,
+            source=lambda i: (T.min(first + i, a.n - T.int32(1)), group),
+            live=lambda i: first + i < a.n,
+            thread=tid,
+        )
+
+        def finish(i: Expr, lane: Expr, value: Expr) -> None:
+            row = g.let(start * T.int32(BLOCK) + lane)
+            with g.when(T.And(row < T.int32(op.rows), first + i < a.n)):
+                _store(op, a, first + i, group, row, value)
+
+        few.matvec(strip, finish)
 
 
 def _many(

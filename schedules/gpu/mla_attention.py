@@ -75,10 +75,11 @@ def _whole(op: MlaAttention, shape: Shape, a: SimpleNamespace, tiles: Any) -> No
 
 def _whole_on_cores(op: MlaAttention, a: SimpleNamespace, tiles: Any) -> None:
     prepared = mla_cores.queries(op, a)
-    with g.groups(tiles, mla_cores.THREADS) as (group, tid):
-        index, memory = tiles - T.int32(1) - group, mla_cores.memory_of(op)
+    shares = T.int32(mla_cores.shares_of(op))
+    with g.groups(tiles * shares, mla_cores.THREADS) as (group, tid):
+        index, memory = tiles - T.int32(1) - group // shares, mla_cores.memory_of(op)
         with tile_of(op, mla_cores.SHAPE, a, index, tid, memory) as t:
-            softmax, sums = new_softmax(), mla_cores_sums.new_sums(t)
+            softmax, sums = new_softmax(), mla_cores_sums.new_sums(t, group % shares)
             if op.act == "float32":
                 with _blocks(T.int32(0), t.many) as block:
                     first = g.let(block * T.int32(KEYS))
@@ -105,7 +106,7 @@ def _split(op: MlaAttention, shape: Shape, a: SimpleNamespace, tiles: Any) -> No
     if op.act == "float32":
         _over_parts(op, shape, a, tiles, parts, room, _attend_part)
     else:
-        _over_parts(op, shape, a, tiles, parts, room, _gather_part)
+        _over_parts(op, shape, a, tiles, parts, room, _gather_part, workgroups=2)
         _over_parts(op, shape, a, tiles, parts, room, _weigh_part, again=True)
     add_parts(op, shape, a, pairs, room)
 
@@ -119,13 +120,14 @@ def _over_parts(
     room: SimpleNamespace,
     body: Any,
     again: bool = False,
+    workgroups: int = 1,
 ) -> None:
     """`body(tile, part, first key, stop, room)` in a workgroup per part that has keys.
 
     The first launch notes how many parts there are. One that comes `again` reads that note in every
     workgroup and must not write it.
     """
-    with g.groups(tiles * parts, shape.threads) as (group, tid):
+    with g.groups(tiles * parts, shape.threads) as (group, tid), g.resident(workgroups):
         # neighbouring workgroups read the same keys
         part = g.let(group // tiles)
         with tile_of(op, shape, a, group % tiles, tid) as t:

@@ -42,6 +42,7 @@ TILES = PAIRS // DOWN // 16  # fragments of a warp along the pairs
 COLUMNS = KEYS // ACROSS // 8  # and along the keys, or along the columns of a slab
 SLAB = KEYS  # columns of values in shared memory at a time
 GROUPS = KEYS // STEP  # groups of keys in a block
+MOST = 256  # columns of the latent whose sums fit into the registers of a workgroup
 BUSY = 128  # tiles that keep a large device busy: fewer take the path of few rows
 BAD = 0x7F800000  # the exponent of what is not finite
 SHAPE = Shape(PAIRS, THREADS, query_lanes=4, lanes=2, columns=1)
@@ -64,7 +65,7 @@ def cores_of(act: Activation) -> Cores:
 
 def able(op: MlaAttention, p: GpuProfile) -> bool:
     """Whether a device has tensor cores, and the latent is in whole slabs."""
-    whole = op.rank % SLAB == 0 and op.rope % STEP == 0 and op.rank <= 512
+    whole = op.rank % SLAB == 0 and op.rope % STEP == 0 and op.rank // shares_of(op) <= MOST
     aligned = whole and shape_of(op, p).query_lanes == 4
     return aligned and "tensor_core" in p.features and p.threads >= THREADS
 
@@ -72,6 +73,11 @@ def able(op: MlaAttention, p: GpuProfile) -> bool:
 def tiles_of(op: MlaAttention, a: SimpleNamespace) -> Expr:
     """Tiles that are enough for every division of n rows into m sequences."""
     return a.n * T.int32(op.heads) // T.int32(PAIRS) + a.m
+
+
+def shares_of(op: MlaAttention) -> int:
+    """Workgroups that share the columns of a tile, and have its scores each: registers for half."""
+    return 2 if op.rank > MOST and op.rank // SLAB % 2 == 0 else 1
 
 
 def queries(op: MlaAttention, a: SimpleNamespace) -> Any:
@@ -252,7 +258,6 @@ def multiply(t: Tile, at: Place, left: Left, right: Right, totals: Any, first: i
             _put(b, words, (part * COLUMNS + n) * 4)
     begun = False
     for part in reversed(range(left[0])):
-        T.evaluate(T.call_extern("int32", "__syncwarp"))
         _load_left(t, at, left, part, a)
         for other in reversed(range(min(right[0], 3 - part))):
             for half in range(2):

@@ -22,6 +22,7 @@ from k3tvm.schedules.gpu.mla_cores import (
     multiply,
     park,
     place_of,
+    shares_of,
     zero,
 )
 from k3tvm.schedules.gpu.mla_tile import SCORES, Tile
@@ -30,29 +31,29 @@ from k3tvm.schedules.gpu.products_split import LANES, RUN, RUN_WORDS, STEP, STEP
 Expr = Any
 
 COUNT = TILES * COLUMNS * 4  # sums of a thread in a slab
-FOURS = SLAB // 4  # copies of a key's columns of a slab
 
 
 @dataclass(frozen=True)
 class Sums:
-    """This thread's part of the weighted sums, slab by slab of 64 columns."""
+    """This thread's part of the weighted sums, slab by slab of 64 columns, from `first` on."""
 
     t: Tile
     at: Place
+    first: Expr
     cells: Any
 
     @property
     def slabs(self) -> int:
-        """How many slabs the latent has."""
-        return self.t.op.rank // SLAB
+        """How many slabs a workgroup has."""
+        return self.t.op.rank // SLAB // shares_of(self.t.op)
 
 
-def new_sums(t: Tile) -> Sums:
-    """All zero."""
-    count = t.op.rank // SLAB * COUNT
-    cells = g.local(count)
-    zero(cells, count)
-    return Sums(t, place_of(t.tid), cells)
+def new_sums(t: Tile, share: Expr) -> Sums:
+    """All zero, of one share of the columns."""
+    slabs = t.op.rank // SLAB // shares_of(t.op)
+    cells = g.local(slabs * COUNT)
+    zero(cells, slabs * COUNT)
+    return Sums(t, place_of(t.tid), g.let(share * T.int32(slabs * SLAB)), cells)
 
 
 def rescale(sums: Sums) -> None:
@@ -82,9 +83,11 @@ def add_values(sums: Sums, start: Expr) -> None:
     for n in range(COLUMNS):
         c_ = g.let(column(sums.at, n))
         rights.append(g.let(T.int32(base * STEP_WORDS) + _word(c_, sums.at.t)))
-    with g.serial(GROUPS) as group:
+    # as many as have keys: a number that is not known keeps compilers from unrolling
+    groups = T.min((t.many - start + T.int32(STEP - 1)) // T.int32(STEP), T.int32(GROUPS))
+    with g.serial(g.let(groups)) as group:
         first = g.let(start + group * T.int32(STEP))
-        _copy_values(t, first, 0)
+        _copy_values(sums, first, 0)
         for slab in range(sums.slabs):
             do("copies_done", T.int32(0))
             # all have copied their values, and are done with the slab before
@@ -92,7 +95,7 @@ def add_values(sums: Sums, start: Expr) -> None:
             park(t, _values(t, col, lane), c.k, own, SLAB)
             g.barrier()
             if slab + 1 < sums.slabs:
-                _copy_values(t, first, slab + 1)
+                _copy_values(sums, first, slab + 1)
             left = (c.p, g.let(group * T.int32(PAIRS * STEP_WORDS)), GROUPS * PAIRS)
             multiply(t, sums.at, left, (c.k, rights, SLAB), sums.cells, slab * COUNT)
 
@@ -100,8 +103,7 @@ def add_values(sums: Sums, start: Expr) -> None:
 def _take_shares_apart(t: Tile, parts: int) -> None:
     """Scores become parts in their place: [part][group of keys][pair][32 keys]."""
     pair, lane = g.let(t.tid // T.int32(LANES)), g.let(t.tid % T.int32(LANES))
-    g.barrier()
-    shares = []
+    shares = []  # barriers have come since the softmax wrote them
     for group in range(GROUPS):
         at = pair * T.int32(SCORES) + lane * T.int32(RUN) + T.int32(group * STEP)
         fours = [g.load(t.memory.scores, at + T.int32(4 * i), lanes=4) for i in range(2)]
@@ -114,15 +116,17 @@ def _take_shares_apart(t: Tile, parts: int) -> None:
         park(t, shares[group], parts, word, GROUPS * PAIRS)
 
 
-def _copy_values(t: Tile, first: Expr, slab: int) -> None:
+def _copy_values(sums: Sums, first: Expr, slab: int) -> None:
     """Begin to copy a slab of a group of keys: [32 keys][64 columns], as the cache has them."""
-    for i in range(0, STEP, THREADS // FOURS):
-        key = g.let(t.tid // T.int32(FOURS) + T.int32(i))
-        row = g.let(T.min(first + key, t.many - T.int32(1)))
-        col = g.let(T.int32(slab * SLAB) + t.tid % T.int32(FOURS) * T.int32(4))
-        to = g.let(T.int32(t.memory.raw + i * SLAB) + t.tid * T.int32(4))
-        source = T.address_of(t.a.cache[g.wide(t.slot), row, col])
-        do("copy16", pointer(t.memory.pool, to), source)
+    t = sums.t
+    sharers = THREADS // STEP
+    key, lane = g.let(t.tid // T.int32(sharers)), g.let(t.tid % T.int32(sharers))
+    row = g.let(T.min(first + key, t.many - T.int32(1)))
+    for i in range(0, SLAB, sharers * 4):
+        col = g.let(lane * T.int32(4) + T.int32(i))
+        to = g.let(T.int32(t.memory.raw) + key * T.int32(SLAB) + col)
+        source = t.a.cache[g.wide(t.slot), row, sums.first + T.int32(slab * SLAB) + col]
+        do("copy16", pointer(t.memory.pool, to), T.address_of(source))
     do("copies_sent")
 
 
@@ -160,7 +164,7 @@ def each_sum(sums: Sums, emit: Any) -> None:
             with g.when(pair < sums.t.pairs):
                 for slab in range(sums.slabs):
                     for n in range(COLUMNS):
-                        first = T.int32(slab * SLAB + 8 * n) + sums.at.column
+                        first = sums.first + T.int32(slab * SLAB + 8 * n) + sums.at.column
                         at = g.let(first + sums.at.t * T.int32(2))
                         cells = [sums.cells[T.int32(_cell(slab, i, n, upper, o))] for o in range(2)]
                         emit(pair, at, cells)

@@ -44,11 +44,12 @@ def score_keys(t: Tile, start: Any) -> None:
         g.barrier()
         with g.serial(DEPTH // 4) as d:
             at = g.let(d * T.int32(4))
-            k = [_slab_row(t.memory.key, lane + T.int32(KEY_LANES * j), at) for j in range(keys)]
-            for i in range(pairs):
-                q = _slab_row(t.memory.query, group * T.int32(pairs) + T.int32(i), at)
-                for j in range(keys):
-                    g.store(sums[i][j], g.load(sums[i][j], 0, lanes=4) + q * k[j], 0, lanes=4)
+            first = g.let(group * T.int32(pairs))
+            q = [_slab_row(t.memory.query, first + T.int32(i), at) for i in range(pairs)]
+            for j in range(keys):
+                k = _slab_row(t.memory.key, lane + T.int32(KEY_LANES * j), at)
+                for i in range(pairs):
+                    g.store(sums[i][j], g.load(sums[i][j], 0, lanes=4) + q[i] * k, 0, lanes=4)
     for i in range(pairs):
         pair = g.let(group * T.int32(pairs) + T.int32(i))
         seen = g.let(t.memory.seen[pair])

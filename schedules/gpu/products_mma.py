@@ -58,7 +58,12 @@ def matmul(plan: Plan, count: Expr | None, tile: Tile, finish: Finish) -> None:
 
     tile.x(row, word, 1) is a word of a prepared row (`products_split.split`).
     """
-    w = _work(plan, count, tile)
+    with g.resident(plan.shape.resident):
+        _matmul(_work(plan, count, tile), finish)
+
+
+def _matmul(w: _Work, finish: Finish) -> None:
+    plan = w.plan
     undo = _row_scales(w) if plan.split.scaled else None
     copy, stages = _copier(w), plan.stages
     for i in range(stages - 1):

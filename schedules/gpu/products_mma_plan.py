@@ -19,12 +19,16 @@ PAD = 4  # words after the results of a row of x
 
 @dataclass(frozen=True)
 class Shape:
-    """A tile: `rows` weight rows times `tokens` rows of x, by `down` x `across` warps."""
+    """A tile: `rows` weight rows times `tokens` rows of x, by `down` x `across` warps.
+
+    resident: workgroups that a multiprocessor is to have registers for (`grid.resident`).
+    """
 
     rows: int
     tokens: int
     down: int
     across: int
+    resident: int = 2
 
     @property
     def threads(self) -> int:

@@ -1,11 +1,11 @@
-"""Products of a tile of weight rows with a tile of rows of x by the matrices of Apple's SIMD groups.
+"""A tile of weight rows times a tile of rows of x, by the matrices of Apple's SIMD groups.
 
 Both tiles are staged in shared memory as float32 and multiplied in fragments of 8 x 8, operands and
 sums float32: nothing is split or rounded, whatever the activations and the weights are. The four
-SIMD groups of a workgroup have a rectangle of fragments each. Their sums cannot be added to others
-in the language of 2020, so every 256 elements of k they go to shared memory and the threads add them
-up. A result is in the order of k, so it depends neither on the size of the tile nor on the other
-rows in it.
+SIMD groups of a workgroup have a rectangle of fragments each. The language of 2020 cannot add one
+fragment to another, so every 256 elements of k the sums go to shared memory, and the threads add
+them up. A result is in the order of k, so it depends neither on the size of the tile nor on the
+other rows in it.
 
 A SIMD group is 32 threads with neighbouring numbers: so it is on every Apple GPU with matrices.
 """
@@ -119,9 +119,7 @@ def _multiply(plan: Deal, place: _Place, pool: Any, a: Any, b: Any, c: Any) -> N
         ):
             for i in range(count):
                 at = T.address_of(pool[first + T.int32(i * SIDE * PITCH + k)])
-                T.evaluate(
-                    T.metal.simdgroup_load(fragments.data, i, at, PITCH, SIDE, SIDE, turned)
-                )
+                T.evaluate(T.metal.simdgroup_load(fragments.data, i, at, PITCH, SIDE, SIDE, turned))
         for i in range(plan.high):
             for j in range(plan.wide):
                 n = i * plan.wide + j

@@ -3,8 +3,8 @@
 A row of k values is split once, before the product, so that the workgroups of the product only copy
 it. Three bfloat16 parts of a float32 value are exact, and multiply bfloat16 weights. MXFP4 weights
 are exact in float16, whose 11 bits make two parts enough: each row is scaled by a power of two that
-brings its largest value just under 2^15, and the sum of the parts is off by at most 2^-24 of the
-value, which is half a unit of its last place, or 2^-40 of the largest of the row.
+brings its largest value just under 2^15, and the sum of the parts is off by at most 2^-23 of the
+value, a unit of its last place, or 2^-39 of the largest of the row.
 
 A prepared row is [step of 32 k][part][4 lanes][8 values], then, with float16, four words of which
 the first is what undoes the scale. Lane t of a warp multiplies the same 8 values of a step as it

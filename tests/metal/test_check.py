@@ -1,4 +1,4 @@
-"""The check of Metal source refuses what Apple's compiler would, and says where it is (F21)."""
+"""The check of Metal source refuses what Apple's compiler would, and says where it is (F27)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_kernels_do_is_accepted():
 
 
 @pytest.mark.parametrize("body", BAD)
-def test_f21_what_metal_does_not_know_is_refused(body):
+def test_f27_what_metal_does_not_know_is_refused(body):
     good = {f"good_{i}": kernel(GOOD[i], f"good_{i}") for i in range(3)}
     with pytest.raises(TargetError, match=f"probe.*({BAD[body]})") as failure:
         check_kernels(good | {"probe": kernel(body)})
@@ -96,7 +96,7 @@ def test_f21_what_metal_does_not_know_is_refused(body):
         ("device int* y", "int* y", "no address space"),
     ],
 )
-def test_f21_what_a_kernel_takes(old, new, fault):
+def test_f27_what_a_kernel_takes(old, new, fault):
     assert old in KERNEL
     with pytest.raises(TargetError, match=fault):
         check_kernels({"probe": kernel("").replace(old, new)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from k3tvm.bundle.manifest import Manifest
 from k3tvm.compiler import link
 from k3tvm.compiler.compile import Options, compile_checkpoint
 from k3tvm.compiler.targets.metal import metal_profile
-from k3tvm.errors import BundleError, TargetError
+from k3tvm.errors import BundleError, DeviceError, TargetError
 from k3tvm.metal.macho import members, read
 from k3tvm.metal.module import find_module, read_module
 from k3tvm.relax_models.operators import RmsNorm
+from k3tvm.runtime.engine import Engine
 from tests.bundles import Bundles
 from tests.metal.programs import compile_operator
 
@@ -73,6 +75,12 @@ def check_kernels_inside(bundle: Path, entry: int, data: bytes) -> None:
         assert f"[[max_total_threads_per_threadgroup({x * y * z})]]".encode() in source
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="there is Metal")
+def test_f25_metal_is_only_on_a_mac(bundle):
+    with pytest.raises(DeviceError, match=r"this system is linux.*metal-emulated"):
+        Engine.open(bundle)
+
+
 def test_a_library_has_the_same_bytes_each_time(tmp_path):
     executable, _ = compile_operator(OP, metal_profile())
     for profile, name in ((metal_profile(), "metal"), (metal_profile("ios"), "metal")):
@@ -118,7 +126,7 @@ def test_apples_compiler_is_used_where_it_is(apple, tmp_path, variant, sdk):
     assert f"-sdk {sdk} metal" in called and "-fno-fast-math" in called
 
 
-def test_f21_what_apples_compiler_refuses_is_said(apple):
+def test_f27_what_apples_compiler_refuses_is_said(apple):
     with pytest.raises(TargetError, match=r"kernel refused.*Apple's compiler says: .*error: no"):
         from k3tvm.metal import xcode
 

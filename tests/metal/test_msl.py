@@ -1,4 +1,4 @@
-"""What is changed in TVM's Metal source, and that constants keep their digits on the way (F12)."""
+"""What is changed in TVM's Metal source, and that constants keep their digits on the way (F27)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from k3tvm.compiler import lowering
 from k3tvm.compiler.targets.metal import metal_profile
 from k3tvm.errors import TargetError
 from k3tvm.metal.msl import cleaned, name_of, threadgroup_arrays
+from k3tvm.relax_models.operators import ExpertCombine, RmsNorm
 from k3tvm.schedules.gpu import grid as g
+from tests.metal.programs import compile_operator
 
 TEXT = """\
 #include <metal_stdlib>
@@ -65,7 +67,16 @@ def test_the_least_integer_is_an_int():
     assert "& (-2147483647 - 1))" in cleaned(TEXT, 64)
 
 
-def test_f21_a_text_of_another_generator_is_refused():
+def test_f27_values_handed_on_through_device_memory_are_ordered():
+    """Norms of experts' sums read rows that other threads wrote to the result before."""
+    _, kernels = compile_operator(ExpertCombine(2, 100, True, 1e-5, 0, "float32"), metal_profile())
+    flags = [re.findall(r"_barrier\((.*?)\)", k.text) for k in kernels]
+    assert all(f == "mem_flags::mem_device | mem_flags::mem_threadgroup" for f in sum(flags, []))
+    _, kernels = compile_operator(RmsNorm(100, 1e-5, "float32"), metal_profile())
+    assert "mem_flags::mem_threadgroup" in kernels[0].text and "mem_device" not in kernels[0].text
+
+
+def test_f27_a_text_of_another_generator_is_refused():
     for text in ("", TEXT + TEXT.replace("twice", "thrice"), TEXT.replace("kernel void", "void")):
         with pytest.raises(TargetError, match="kernels were found"):
             cleaned(text, 64)
@@ -74,7 +85,7 @@ def test_f21_a_text_of_another_generator_is_refused():
 VALUES = [12582912.0, -355.0 / 512, 1 / 3, 1e-42, 16777216.0, 16777215.0, 3.4e38, 0.1, 2.0**-126]
 
 
-def test_f12_constants_keep_their_digits():
+def test_f27_constants_keep_their_digits():
     """TVM prints seven digits, which would make 12582910 of 12582912."""
     with IRBuilder() as builder, T.prim_func():
         T.func_name("constants")

@@ -31,9 +31,8 @@ __device__ __forceinline__ unsigned k3_pack_f16_rest(float x, float y) {
   return k3_pack_f16(x - k3_f16_value(high, 0), y - k3_f16_value(high, 1));
 }
 
-
-// c [16, 8] += a [16, 16] b [16, 8], fragments as mma.m16n8k16 has them; b: high 0, low 0, high 1,
-// low 1
+// c [16, 8] += a [16, 16] b [16, 8], fragments as mma.m16n8k16 has them; b: two high words, then
+// two low ones
 __device__ __forceinline__ void k3_mma_f16x3(float* c, const unsigned* high, const unsigned* low,
                                              const unsigned* b) {
   struct Words {
@@ -49,9 +48,9 @@ __device__ __forceinline__ void k3_mma_f16x3(float* c, const unsigned* high, con
     for (int k = 0; k < 16; ++k) {
       const Words& of_a = all[row * 4 + k % 8 / 2];
       const Words& of_b = all[n * 4 + k % 8 / 2];
-      int at = half + k / 8 * 2, pair = k / 8 * 2;
+      int at = half + k / 8 * 2, word = k / 8;
       float a0 = k3_f16_value(of_a.high[at], k % 2), a1 = k3_f16_value(of_a.low[at], k % 2);
-      float b0 = k3_f16_value(of_b.b[pair], k % 2), b1 = k3_f16_value(of_b.b[pair + 1], k % 2);
+      float b0 = k3_f16_value(of_b.b[word], k % 2), b1 = k3_f16_value(of_b.b[word + 2], k % 2);
       sum += (double)a0 * b1 + (double)a1 * b0 + (double)a0 * b0;
     }
     c[e] += (float)sum;
@@ -84,9 +83,9 @@ __device__ __forceinline__ void k3_mma_f16_once(float* c, const unsigned* a, uns
 
 __device__ __forceinline__ void k3_mma_f16x3(float* c, const unsigned* high, const unsigned* low,
                                              const unsigned* b) {
-  k3_mma_f16_once(c, high, b[1], b[3]);
-  k3_mma_f16_once(c, low, b[0], b[2]);
-  k3_mma_f16_once(c, high, b[0], b[2]);
+  k3_mma_f16_once(c, high, b[2], b[3]);
+  k3_mma_f16_once(c, low, b[0], b[1]);
+  k3_mma_f16_once(c, high, b[0], b[1]);
 }
 
 #endif
@@ -102,4 +101,9 @@ __device__ __forceinline__ int k3_quad_max(int x) {
 // Whether x is not zero in any lane of the warp
 __device__ __forceinline__ int k3_warp_any(int x) {
   return __ballot_sync(0xffffffffu, x != 0) != 0;
+}
+
+// The number that a lane of the warp has
+__device__ __forceinline__ float k3_of_lane(float x, int lane) {
+  return __shfl_sync(0xffffffffu, x, lane);
 }

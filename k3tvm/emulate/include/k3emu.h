@@ -12,42 +12,41 @@
 
 #define K3_EMULATED 1
 
+// In functions that wait: where they were called from, which tells waits apart. A line of the
+// kernel holds one statement.
+#define K3EMU_PLACE unsigned place = __builtin_LINE()
+
 namespace k3emu {
 
-// The running thread. Fibers share a thread of the CPU: whoever waits sets it again.
-inline thread_local Thread* self;
+inline Thread* self() { return k3emu_self; }
 
-inline void wait(Wait kind) {
-  Thread* me = self;
-  me->services->wait(me, kind);
-  self = me;
-}
+inline void wait(Wait kind, K3EMU_PLACE) { self()->services->wait(self(), kind, place); }
 
 [[noreturn]] inline void fail(const char* what) {
-  self->services->fail(self, what);
+  self()->services->fail(self(), what);
   __builtin_unreachable();
 }
 
 // An array of the block; `id` tells those of one kernel apart.
 inline void* shared(unsigned id, unsigned long bytes) {
-  return self->services->shared(self, id, bytes);
+  return self()->services->shared(self(), id, bytes);
 }
 
 // Every thread of the warp gives a value and sees all of them, by lane, until its next exchange.
 template <typename T>
-inline const T* everyone(const T& mine) {
+inline const T* everyone(const T& mine, K3EMU_PLACE) {
   static_assert(sizeof(T) <= kExchange, "too much for one exchange");
-  char* memory = self->services->exchange(self);
-  memcpy(memory + self->lane * sizeof(T), &mine, sizeof(T));
-  wait(Wait::kWarp);
+  char* memory = self()->services->exchange(self());
+  memcpy(memory + self()->lane * sizeof(T), &mine, sizeof(T));
+  wait(Wait::kWarp, place);
   return reinterpret_cast<const T*>(memory);
 }
 
 // The value of another lane, or the own one where there is no such lane.
 template <typename T>
-inline T from_lane(T mine, unsigned lane) {
-  T other = everyone(mine)[lane < self->warp_size ? lane : self->lane];
-  return other;
+inline T from_lane(T mine, unsigned lane, K3EMU_PLACE) {
+  const T* all = everyone(mine, place);
+  return all[lane < self()->warp_size ? lane : self()->lane];
 }
 
 template <typename To, typename From>
@@ -59,5 +58,9 @@ inline To bits_as(From from) {
 }
 
 }  // namespace k3emu
+
+#ifdef K3EMU_CHECKED
+#include "k3emu_checked.h"
+#endif
 
 #endif  // K3EMU_H_

@@ -13,10 +13,10 @@
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 
-#define threadIdx (k3emu::self->index)
-#define blockIdx (k3emu::self->block)
-#define blockDim (k3emu::self->block_size)
-#define gridDim (k3emu::self->grid)
+#define threadIdx (k3emu::self()->index)
+#define blockIdx (k3emu::self()->block)
+#define blockDim (k3emu::self()->block_size)
+#define gridDim (k3emu::self()->grid)
 
 typedef unsigned int uint;
 typedef unsigned char uchar;
@@ -56,51 +56,52 @@ K3EMU_VECTORS(ulonglong, ulonglong)
 #define CUDART_INF_F __builtin_inff()
 #define CUDART_NAN_F __builtin_nanf("")
 
-inline void __syncthreads() { k3emu::wait(k3emu::Wait::kBlock); }
+inline void __syncthreads(K3EMU_PLACE) { k3emu::wait(k3emu::Wait::kBlock, place); }
 
 // Our kernels have whole warps come along, and say so.
 inline void k3emu_whole(unsigned mask) {
   if (mask != 0xffffffffu) k3emu::fail("an exchange among some lanes of a warp is not emulated");
 }
 
-inline void __syncwarp(unsigned mask = 0xffffffffu) {
+inline void __syncwarp(unsigned mask = 0xffffffffu, K3EMU_PLACE) {
   k3emu_whole(mask);
-  k3emu::everyone(0);
+  k3emu::wait(k3emu::Wait::kWarp, place);
 }
 
 template <typename T>
-inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, K3EMU_PLACE) {
   k3emu_whole(mask);
-  unsigned base = k3emu::self->lane & ~(width - 1u);
-  return k3emu::from_lane(value, base | (static_cast<unsigned>(lane) & (width - 1u)));
+  unsigned base = k3emu::self()->lane & ~(width - 1u);
+  return k3emu::from_lane(value, base | (static_cast<unsigned>(lane) & (width - 1u)), place);
 }
 
 template <typename T>
-inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32) {
+inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32, K3EMU_PLACE) {
   k3emu_whole(mask);
-  unsigned lane = k3emu::self->lane, other = lane ^ static_cast<unsigned>(flip);
-  return k3emu::from_lane(value, other / width == lane / width ? other : lane);
+  unsigned lane = k3emu::self()->lane, other = lane ^ static_cast<unsigned>(flip);
+  return k3emu::from_lane(value, other / width == lane / width ? other : lane, place);
 }
 
 template <typename T>
-inline T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32) {
+inline T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, K3EMU_PLACE) {
   k3emu_whole(mask);
-  unsigned lane = k3emu::self->lane;
-  return k3emu::from_lane(value, lane % width + by < static_cast<unsigned>(width) ? lane + by : lane);
+  unsigned lane = k3emu::self()->lane;
+  bool within = lane % width + by < static_cast<unsigned>(width);
+  return k3emu::from_lane(value, within ? lane + by : lane, place);
 }
 
 template <typename T>
-inline T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32) {
+inline T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32, K3EMU_PLACE) {
   k3emu_whole(mask);
-  unsigned lane = k3emu::self->lane;
-  return k3emu::from_lane(value, lane % width >= by ? lane - by : lane);
+  unsigned lane = k3emu::self()->lane;
+  return k3emu::from_lane(value, lane % width >= by ? lane - by : lane, place);
 }
 
-inline unsigned __ballot_sync(unsigned mask, int yes) {
+inline unsigned __ballot_sync(unsigned mask, int yes, K3EMU_PLACE) {
   k3emu_whole(mask);
-  const int* all = k3emu::everyone(yes);
+  const int* all = k3emu::everyone(yes, place);
   unsigned result = 0;
-  for (unsigned i = 0; i < k3emu::self->warp_size; ++i) result |= (all[i] ? 1u : 0u) << i;
+  for (unsigned i = 0; i < k3emu::self()->warp_size; ++i) result |= (all[i] ? 1u : 0u) << i;
   return result;
 }
 

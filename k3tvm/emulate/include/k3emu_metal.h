@@ -108,23 +108,28 @@ K3EMU_VECTORS(bool)
 #undef K3EMU_VECTORS
 
 enum class mem_flags { mem_none, mem_device, mem_threadgroup };
+inline mem_flags operator|(mem_flags a, mem_flags) { return a; }
 
-inline void threadgroup_barrier(mem_flags) { k3emu::wait(k3emu::Wait::kBlock); }
-inline void simdgroup_barrier(mem_flags) { k3emu::everyone(0); }
-
-template <typename T>
-inline T simd_shuffle(T value, ushort lane) {
-  return k3emu::from_lane(value, lane);
+inline void threadgroup_barrier(mem_flags, K3EMU_PLACE) {
+  k3emu::wait(k3emu::Wait::kBlock, place);
+}
+inline void simdgroup_barrier(mem_flags, K3EMU_PLACE) {
+  k3emu::wait(k3emu::Wait::kWarp, place);
 }
 
 template <typename T>
-inline T simd_shuffle_xor(T value, ushort flip) {
-  return k3emu::from_lane(value, k3emu::self->lane ^ flip);
+inline T simd_shuffle(T value, ushort lane, K3EMU_PLACE) {
+  return k3emu::from_lane(value, lane, place);
 }
 
 template <typename T>
-inline T simd_shuffle_down(T value, ushort by) {
-  return k3emu::from_lane(value, k3emu::self->lane + by);
+inline T simd_shuffle_xor(T value, ushort flip, K3EMU_PLACE) {
+  return k3emu::from_lane(value, k3emu::self()->lane ^ flip, place);
+}
+
+template <typename T>
+inline T simd_shuffle_down(T value, ushort by, K3EMU_PLACE) {
+  return k3emu::from_lane(value, k3emu::self()->lane + by, place);
 }
 
 template <typename To, typename From>
@@ -166,7 +171,8 @@ inline T select(T no, T yes, bool which) {
 }
 
 // Matrices of a SIMD group, 8 x 8: lane i holds the elements 2 i and 2 i + 1, row after row. Which
-// lane holds what on a device is not defined, and not used.
+// lane holds what on a device is not defined, and not used. Loads and stores wait for nobody: between
+// those of one place, and other accesses to it, stands a barrier.
 template <typename T, int rows, int columns>
 struct simdgroup_matrix {
   static_assert(rows == 8 && columns == 8, "matrices are 8 x 8");
@@ -183,7 +189,7 @@ inline simdgroup_matrix<T, rows, columns> make_filled_simdgroup_matrix(T value) 
 template <typename Visit>
 inline void k3emu_each_held(ulong stride, Vector<ulong, 2> origin, bool transposed, Visit visit) {
   for (int i = 0; i < 2; ++i) {
-    ulong element = k3emu::self->lane * 2 + i, row = element / 8, column = element % 8;
+    ulong element = k3emu::self()->lane * 2 + i, row = element / 8, column = element % 8;
     if (transposed) {
       ulong swap = row;
       row = column;
@@ -196,7 +202,6 @@ inline void k3emu_each_held(ulong stride, Vector<ulong, 2> origin, bool transpos
 template <typename T, typename P>
 inline void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const P* from, ulong stride = 8,
                            Vector<ulong, 2> origin = Vector<ulong, 2>(0), bool transposed = false) {
-  k3emu::everyone(0);
   k3emu_each_held(stride, origin, transposed, [&](int i, ulong at) { m.held[i] = from[at]; });
 }
 
@@ -205,20 +210,19 @@ inline void simdgroup_store(simdgroup_matrix<T, 8, 8> m, P* to, ulong stride = 8
                             Vector<ulong, 2> origin = Vector<ulong, 2>(0),
                             bool transposed = false) {
   k3emu_each_held(stride, origin, transposed, [&](int i, ulong at) { to[at] = m.held[i]; });
-  k3emu::everyone(0);
 }
 
 template <typename D, typename A, typename B, typename C>
 inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a,
                                           simdgroup_matrix<B, 8, 8> b,
-                                          simdgroup_matrix<C, 8, 8> c) {
+                                          simdgroup_matrix<C, 8, 8> c, K3EMU_PLACE) {
   struct Both {
     A a[2];
     B b[2];
   } mine = {{a.held[0], a.held[1]}, {b.held[0], b.held[1]}};
-  const Both* all = k3emu::everyone(mine);
+  const Both* all = k3emu::everyone(mine, place);
   for (int i = 0; i < 2; ++i) {
-    unsigned element = k3emu::self->lane * 2 + i, row = element / 8, column = element % 8;
+    unsigned element = k3emu::self()->lane * 2 + i, row = element / 8, column = element % 8;
     float sum = c.held[i];
     for (unsigned k = 0; k < 8; ++k) {
       unsigned of_a = row * 8 + k, of_b = k * 8 + column;
@@ -238,7 +242,7 @@ namespace k3emu {
 template <typename A>
 struct Given {
   static A get(void**, int&, int& places) {
-    const Dim& at = places++ == 0 ? self->block : self->index;
+    const Dim& at = places++ == 0 ? self()->block : self()->index;
     if constexpr (sizeof(A) == sizeof(uint)) {
       return at.x;
     } else {
