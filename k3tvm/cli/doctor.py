@@ -22,7 +22,7 @@ EPILOG = """\
 examples:
   k3tvm doctor               tools, plug-in, drivers, devices
   k3tvm doctor k3.bundle     which devices would run this bundle, and what the others lack
-  k3tvm doctor --build       compile the device plug-in first, with g++
+  k3tvm doctor --build       compile the native libraries first, with g++
 
 targets for 'k3tvm compile --target vulkan...', each a promise not to use more than it says:
   vulkan                   any desktop GPU: 256 threads, 32 KiB of shared memory
@@ -52,7 +52,7 @@ def register(subparsers: Any) -> None:
     """Add the command to the parser."""
     parser = command(subparsers, "doctor", HELP, EPILOG)
     parser.add_argument("bundle", metavar="BUNDLE", nargs="?", help="compiled bundle to judge")
-    parser.add_argument("--build", action="store_true", help="compile the device plug-in")
+    parser.add_argument("--build", action="store_true", help="compile the native libraries")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -62,8 +62,10 @@ def run(args: argparse.Namespace) -> int:
     from k3tvm.vulkan.survey import survey
 
     if args.build:
+        from k3tvm import native
         from k3tvm.vulkan import plugin
 
+        native.build()
         plugin.build()
     found = survey(Path(args.bundle) if args.bundle else None)
     print(json.dumps(asdict(found), indent=2, default=sorted) if args.json else text(found))

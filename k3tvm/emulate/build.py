@@ -24,12 +24,14 @@ from k3tvm.errors import TargetError
 CACHE = "emulated"
 CHECK = "K3TVM_EMULATE_CHECK"
 INCLUDE = Path(__file__).parent / "include"
-# Each operation as it stands, as on a device without fast mathematics; any CPU of the kind
+# Each operation as it stands, as on a device without fast mathematics; signs of characters as on
+# x86-64 everywhere; any CPU of the kind
 FLAGS = (
     "-std=c++17",
     "-O1",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
+    "-fsigned-char",
     "-fPIC",
     "-fvisibility=hidden",
     "-w",

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "device_memory.h"
-#include "errors.h"
+#include "text.h"
 
 // The running thread, for kernels.
 __attribute__((tls_model("initial-exec"))) __thread k3emu::Thread* k3emu_self = nullptr;

@@ -5,8 +5,9 @@
 
 #include <tvm/ffi/error.h>
 
-#include <sstream>
 #include <string>
+
+#include "text.h"
 
 namespace k3tvm {
 
@@ -15,14 +16,6 @@ inline constexpr char kEmulationError[] = "EmulationError";
 [[noreturn]] inline void Throw(const std::string& message) {
   throw tvm::ffi::Error(kEmulationError, message,
                         TVMFFIBacktrace(__FILE__, __LINE__, __func__, 0));
-}
-
-// Text("kernel ", name, " needs ", n, " bytes") -> one string.
-template <typename... Parts>
-std::string Text(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
 }
 
 }  // namespace k3tvm

@@ -1,6 +1,6 @@
 #include "races.h"
 
-#include "errors.h"
+#include "text.h"
 
 namespace k3tvm::emulate {
 namespace {

@@ -1,7 +1,7 @@
 #include "shared_memory.h"
 
-#include "errors.h"
 #include "guard.h"
+#include "text.h"
 
 namespace k3tvm::emulate {
 namespace {

@@ -65,12 +65,12 @@ def survey(bundle: Path | None = None) -> Survey:
     """Look at this machine; BundleError for something that is not a bundle, or is damaged."""
     manifest = _checked(bundle) if bundle else None
     plugin, found = _devices()
-    libraries = tuple(_libraries(manifest, found)) if manifest else ()
+    libraries = tuple(_libraries(bundle, manifest, found)) if bundle and manifest else ()
     verdicts = [v.runs for library in libraries for v in library.verdicts]
     usable = [d.usable for d in found]
     return Survey(
         compilers=tuple(_compilers()),
-        parts=(plugin, loader()),
+        parts=(plugin, loader(), emulation()),
         devices=found,
         bundle=str(bundle or ""),
         has_weights=manifest.has_weights if manifest else None,
@@ -135,16 +135,41 @@ def loader() -> Part:
     return Part("loader", version=f"{major}.{minor}.{patch}", path=name)
 
 
-def _libraries(manifest: Manifest, found: tuple[Device, ...]) -> Iterator[Library]:
+def emulation() -> Part:
+    """What runs CUDA and Metal code on the CPU."""
+    from k3tvm import native
+    from k3tvm.native import library
+
+    try:
+        native.load()
+    except K3Error as error:
+        return Part("emulation", problem=str(error))
+    return Part("emulation", version=library.ABI, path=str(native.LIBRARY))
+
+
+def _libraries(bundle: Path, manifest: Manifest, found: tuple[Device, ...]) -> Iterator[Library]:
     foreign = _foreign(manifest)
     for code in manifest.code:
-        needs = None if code.kind == "cpu" else KernelNeeds.of(code.device_kernels)
-        if needs is None:
+        needs = KernelNeeds.of(code.device_kernels) if code.kind == "vulkan" else None
+        if needs is not None:
+            short = {f"vulkan:{d.index}": lacks(d, needs) for d in found}
+        elif code.kind == "cpu":
             short = {"cpu": _cpu_lacks(code)}
         else:
-            short = {f"vulkan:{d.index}": lacks(d, needs) for d in found}
+            short = {code.kind: _cannot_open(bundle, manifest, code)}
         verdicts = (Verdict(d, not foreign + s, tuple(foreign + s)) for d, s in short.items())
         yield Library(code.target, needs, tuple(verdicts))
+
+
+def _cannot_open(bundle: Path, manifest: Manifest, code: CodeEntry) -> list[str]:
+    """Why there is no device of a kind that has no survey of its own."""
+    try:
+        from k3tvm.runtime.device import open_device  # brings NumPy along
+
+        open_device(bundle, manifest, code.kind)
+    except K3Error as error:
+        return [str(error)]
+    return []
 
 
 def _foreign(manifest: Manifest) -> list[str]:

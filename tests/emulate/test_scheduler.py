@@ -91,15 +91,19 @@ def test_a_barrier_that_not_all_reach_is_an_error(seed: int) -> None:
     test_a_barrier_orders_writes_before_reads(1)
 
 
-def test_two_barriers_that_threads_meet_in_another_order_are_one() -> None:
-    """As on a device: a barrier counts arrivals, whatever the place in the text."""
-    run = kernel(
-        "if (threadIdx.x < 40) __syncthreads(); else __syncthreads(); out[threadIdx.x] = 1;",
-        {"out": "float*"},
-    )
-    out = room(64)
-    run(out, 1)
-    assert (out.numpy() == 1).all()
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("if (threadIdx.x < 40) {\n__syncthreads();\n} else {\n__syncthreads();\n}", "barriers"),
+        ("if (threadIdx.x % 2) {\n__syncwarp();\n} else {\n__syncwarp();\n}", "exchanges"),
+        ("if (threadIdx.x % 2)\n__shfl_sync(~0, 1, 0);\nelse\n__ballot_sync(~0, 1);", "exchanges"),
+    ],
+)
+def test_waits_at_different_places_do_not_count_as_one(body: str, what: str) -> None:
+    """A device may let them pass, or hang: the language wants all threads at the same one."""
+    run = kernel(body, {"out": "float*"})
+    with pytest.raises(EmulationError, match=f"kernel probe: .* wait at different {what}"):
+        run(room(64), 1)
 
 
 def test_half_a_warp_waiting_for_the_other_half_is_an_error() -> None:
@@ -121,10 +125,11 @@ def test_f28_writing_past_a_shared_array_is_an_error(index: str) -> None:
         run(room(1), 1)
 
 
-@pytest.mark.parametrize("index", ["-1", "7", "8"])
-def test_f28_writing_past_a_tensor_is_an_error(index: str) -> None:
+@pytest.mark.parametrize("index", [-1, 7, 8])
+def test_f28_writing_past_a_tensor_is_an_error(index: int) -> None:
     run = kernel(f"x[{index}] = 1.0f;", {"x": "float*"})
-    with pytest.raises(EmulationError, match="kernel probe: wrote past the end of a tensor of 28"):
+    where = "in front" if index < 0 else "past the end"
+    with pytest.raises(EmulationError, match=f"kernel probe: wrote {where} of a tensor of 28"):
         run(room(7), 1)
 
 
@@ -187,3 +192,33 @@ def test_float16_is_rounded_to_nearest_and_keeps_subnormals() -> None:
     run(on_device(x), out, 1)
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(out.numpy(), x.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_everyone_gives_the_values_of_all_lanes(seed: int) -> None:
+    """What named device functions are written with: the last exchange stays while one more runs."""
+    emulate.set_seed(seed)
+    functions = """
+      struct Pair { float a, b; };
+      inline float both(float x) {
+        Pair mine = {x, 2 * x};
+        const Pair* all = k3emu::everyone(mine);
+        float last = all[31].a;
+        const float* again = k3emu::everyone(all[3].b);
+        return again[0] + last;
+      }
+    """
+    run = kernel("out[threadIdx.x] = both((float)threadIdx.x);", {"out": "float*"}, 32, functions)
+    out = room(32)
+    run(out, 1)
+    assert (out.numpy() == 37).all()
+
+
+def test_many_modules_at_once_are_told_apart() -> None:
+    """Libraries out of memory: the linker must not take one for another, and has room for all."""
+    runs = [kernel(f"out[threadIdx.x] = {i};", {"out": "float*"}, 32) for i in range(3)]
+    runs += [kernel("out[threadIdx.x] = 0;", {"out": "float*"}, 32) for _ in range(300)]
+    out = room(32)
+    for i, run in enumerate(runs[:3]):
+        run(out, 1)
+        assert (out.numpy() == i).all()

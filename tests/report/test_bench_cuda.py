@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
 import pytest
 
 from k3tvm.bench.bench import Plan, bench
@@ -13,6 +14,7 @@ from k3tvm.bench.kernels import CudaStopwatch, moved_bytes
 from k3tvm.bundle.kernels import DeviceKernel, KernelEntry, Point, Traffic
 from k3tvm.bundle.manifest import CodeEntry, FileEntry
 from k3tvm.errors import DeviceError
+from tests.devices import require
 
 
 class Cudart:
@@ -148,3 +150,21 @@ def test_emulated_devices_are_not_measured():
     engine: Any = Engine()
     with pytest.raises(DeviceError, match="emulated"):
         bench(engine, Plan(), lambda message: None)
+
+
+def test_read_kernel_reads_everything(monkeypatch):
+    """By way of a library, on the emulated device: each workgroup's sum."""
+    from k3tvm import emulate
+    from k3tvm.bench import peaks
+    from k3tvm.compiler.targets.cuda import cuda_emulated_profile
+    from k3tvm.runtime.device_memory import DeviceMemory
+
+    require("cuda-emulated")
+    emulate.install("cuda")
+    monkeypatch.setattr(peaks, "READ_BYTES", 4 * peaks.PART)
+    kernel = peaks._device_function(cuda_emulated_profile())
+    memory = DeviceMemory(emulate.TYPES["cuda"], 0, "k3tvm.emulate")
+    values = np.arange(peaks.READ_BYTES // 4, dtype=np.float32) % 7
+    data, sums = memory.put(values), memory.empty((4,), "float32")
+    kernel(data, sums)
+    np.testing.assert_array_equal(memory.get(sums), values.reshape(4, -1).sum(axis=1))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from k3tvm import native
 from k3tvm._ffi import PINS
 from k3tvm.cli.main import main
 from k3tvm.errors import DeviceError
@@ -108,11 +109,14 @@ def test_tools_are_listed_with_versions_or_with_the_cure(
     assert said["spirv-val"] == "PROBLEM: was not found; x"
 
 
-def test_build_compiles_the_plugin_first(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_compiles_the_libraries_first(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built: list[str] = []
-    monkeypatch.setattr(plugin, "build", lambda: built.append("yes"))
+    monkeypatch.setattr(plugin, "build", lambda: built.append("plug-in"))
+    monkeypatch.setattr(native, "build", lambda: built.append("native"))
     assert doctor(found=(GPU,))[0] == 0 and not built
-    assert doctor("--build", found=(GPU,))[0] == 0 and built
+    assert doctor("--build", found=(GPU,))[0] == 0 and sorted(built) == ["native", "plug-in"]
 
 
 def test_the_real_machine_is_judged_in_a_process_that_has_no_compiler() -> None:
@@ -129,7 +133,7 @@ def test_the_real_machine_is_judged_in_a_process_that_has_no_compiler() -> None:
     facts = json.loads(done.stdout)
     assert done.returncode == 0 and facts["runs"]
     assert done.stderr == "[]\n"
-    assert [p["problem"] for p in facts["parts"]] == ["", ""]
+    assert [p["problem"] for p in facts["parts"]] == ["", "", ""]
     assert any(d["usable"] and "storage8" in d["features"] for d in facts["devices"])
 
 
