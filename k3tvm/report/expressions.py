@@ -84,7 +84,17 @@ def _binary(s: State, node: Any) -> Any:
         return Data(lanes, real)
     if isinstance(a, Ramp) or isinstance(b, Ramp):
         return _moved(a, b) if kind == "Add" else Data(max(lanes_of(a), lanes_of(b)))
-    return combine(BINARY[kind], a, b)
+    value = combine(BINARY[kind], a, b)
+    return _reduced(value) if kind in NARROWING else value
+
+
+NARROWING = ("Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "BitwiseAnd", "RShift")
+SMALL = 1 << 16  # elements that are worth a look
+
+
+def _reduced(value: Any) -> Any:
+    """The value without axes that an operation such as a remainder has made meaningless."""
+    return reduced(value) if isinstance(value, np.ndarray) and value.size <= SMALL else value
 
 
 def _moved(a: Any, b: Any) -> Any:
@@ -96,7 +106,8 @@ def _moved(a: Any, b: Any) -> Any:
 
 
 def _compare(s: State, node: Any) -> Any:
-    return combine(COMPARE[type(node).__name__], evaluate(s, node.a), evaluate(s, node.b))
+    value = combine(COMPARE[type(node).__name__], evaluate(s, node.a), evaluate(s, node.b))
+    return _reduced(value)
 
 
 def _and(s: State, node: Any) -> Any:
@@ -247,7 +258,8 @@ BITWISE = {
 def _extern(s: State, node: Any, name: str, args: list[Any]) -> Any:
     """A named device function, by its row in `effects`; pointers are not followed any further."""
     if name in ("gl_NumSubgroups", "gl_SubgroupID"):
-        return s.subgroups(WARP) if name == "gl_NumSubgroups" else s.subgroup(WARP)
+        number = combine(floor_divided, s.thread, WARP)
+        return -(-s.threads // WARP) if name == "gl_NumSubgroups" else _reduced(number)
     effect = EFFECTS.get(name)
     pointers: dict[int, tuple[Any, list[Any]]] = {}
     for i, a in enumerate(args):

@@ -88,6 +88,8 @@ class State:
         self.extents: list[int] = []
         self.conditions: list[Any] = []
         self.blocks = 0  # of the axes, those of workgroups
+        self.thread: Any = 0  # threadIdx.x, of so many
+        self.threads = 1
         self._domain: Domain | None = None
 
     @property
@@ -144,15 +146,6 @@ class State:
         """Note what is not followed."""
         if self.launch is not None:
             self.launch.notes.add(text)
-
-    def subgroups(self, width: int) -> int:
-        """Subgroups of a workgroup."""
-        return -(-self.extents[self.blocks] // width)
-
-    def subgroup(self, width: int) -> np.ndarray:
-        """The number of a thread's subgroup, with threads along x only."""
-        threads = np.arange(self.extents[self.blocks])
-        return threads.reshape((1,) * self.blocks + threads.shape) // width
 
     def read_cell(self, cell: Cell, index: Any) -> Any:
         """An integer of a thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,28 @@ def _attribute(s: State, node: Any) -> None:
         launch.grid_text.append(str(node.value).replace("T.", ""))
         s.blocks += 1
     (launch.grid if is_block else launch.threads).append(int(extent))
-    with s.axis(int(extent)) as index:
+    with ExitStack() as stack:
+        index: Any = 0
+        for length in [int(extent)] if is_block else halves(int(extent)):
+            part = stack.enter_context(s.axis(length))
+            index = combine(operator.add, combine(operator.mul, index, length), part)
         s.variables[axis.var] = index if int(extent) > 1 else 0
+        if tag == "threadIdx.x":
+            s.thread, s.threads = index, int(extent)
         walk(s, node.body)
     if outermost:
         s.blocks = 0
+
+
+def halves(count: int) -> list[int]:
+    """Factors of a number of threads, an odd one and twos, each of which becomes an axis.
+
+    What depends on some bits of a thread's number alone, such as its place in a warp, then depends
+    on few axes.
+    """
+    twos = (count & -count).bit_length() - 1
+    odd = count >> twos
+    return [odd, *[2] * twos] if odd > 1 or not twos else [2] * twos
 
 
 def _loop(s: State, node: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-LIMIT = 1 << 22  # elements of one array; what would be larger is not followed
+LIMIT = 1 << 21  # elements of one array; what would be larger is not followed
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def matvec(strip: Strip, finish: Finish) -> None:
         batch = g.let(number * T.int32(warps) + me.warp)
         following = g.let(batch + T.int32(warps)) if more else None
         with if_sure(batch < T.int32(batches), sure=even):
-            _multiply(me, batch, following, None if even else T.int32(batches))
+            _multiply(me, batch, following, even)
 
     for i in range(BATCH):
         _read(me, me.warp, i)
@@ -143,8 +143,8 @@ def _read(me: _Warp, batch: Expr, i: int) -> None:
     g.put(me.registers.scales, g.bits(four, "uint32"), i)
 
 
-def _multiply(me: _Warp, batch: Expr, following: Expr | None, limit: Expr | None) -> None:
-    """totals += a batch; its registers take the following one, where that is before `limit`."""
+def _multiply(me: _Warp, batch: Expr, following: Expr | None, even: bool) -> None:
+    """totals += a batch; its registers take the following one, if there is one."""
     words, scales = me.registers.words, me.registers.scales
     first = g.let(batch * T.int32(BATCH))
     worths = [g.let(me.strip.word(worth + first, BATCH)) for worth in me.worth]
@@ -158,7 +158,7 @@ def _multiply(me: _Warp, batch: Expr, following: Expr | None, limit: Expr | None
             g.let(T.call_pure_extern("float32", "k3_e8m0", four, T.int32(r))) for r in range(4)
         ]
         if following is not None:
-            with if_sure(following < (limit if limit is not None else following), limit is None):
+            with if_sure(following * T.int32(BATCH) < T.int32(me.form.padded), sure=even):
                 _read(me, following, i)
         for pair, worth in enumerate(worths):
             with if_sure(me.strip.live(T.int32(PAIR * pair)), sure=pair == 0):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from k3tvm._ffi import load_runtime
+from k3tvm.native.build import folder, includes
 from k3tvm.runtime.device_memory import VULKAN
 from k3tvm.runtime.engine import Engine
 from k3tvm.vulkan import plugin
-from k3tvm.native.build import folder, includes
 from tests.devices import require
 
 SOURCE = Path(__file__).resolve().parents[1] / "native" / "run_bundle.cc"

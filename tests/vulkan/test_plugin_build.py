@@ -11,7 +11,6 @@ from k3tvm.errors import DeviceError
 from k3tvm.native import library
 from k3tvm.native.build import stamp
 from k3tvm.vulkan import compile_plugin as build
-from k3tvm.vulkan import plugin
 
 GOOD = """#include <vulkan/vulkan.h>
 extern "C" const char* stamp() { return "k3tvm-abi[" K3TVM_ABI "]"; }

@@ -67,19 +67,18 @@ __device__ __forceinline__ void k3_e2m1_bytes(unsigned* a, const unsigned* small
 
 __device__ __forceinline__ void k3_e2m1_dots(float* sums, const unsigned* a, const unsigned* b) {
   struct Bytes {
-    signed char a[8][4], b[2][4];
+    signed char a[4][4], b[2][4];
   } mine;
-  __builtin_memcpy(mine.a, a, 32);
+  const signed char* codes = (const signed char*)a;
+  for (int i = 0; i < 16; ++i) mine.a[i / 4][i % 4] = (signed char)(codes[i] + codes[i + 16]);
   __builtin_memcpy(mine.b, b, 8);
   const Bytes* all = k3emu::everyone(mine);
-  int lane = threadIdx.x % 32;
+  int lane = threadIdx.x % 32, row = lane / 4;
   for (int e = 0; e < 4; ++e) {
-    int row = lane / 4, column = lane % 4 * 2 + e % 2, upper = e / 2, sum = 0;
-    for (int k = 0; k < 32; ++k) {
-      int of = k % 16 / 4, far = k / 16, at = k % 4;
-      const Bytes& codes = all[row * 4 + of];
-      int code = codes.a[upper + 2 * far][at] + codes.a[upper + 2 * far + 4][at];
-      sum += code * all[column * 4 + of].b[far][at];
+    int column = lane % 4 * 2 + e % 2, upper = e / 2, sum = 0;
+    for (int of = 0; of < 4; ++of) {
+      const Bytes &left = all[row * 4 + of], &right = all[column * 4 + of];
+      for (int k = 0; k < 8; ++k) sum += left.a[upper + k / 4 * 2][k % 4] * right.b[k / 4][k % 4];
     }
     sums[e] = (float)sum;
   }

@@ -12,6 +12,12 @@
 
 #define K3_EMULATED 1
 
+// On AArch64 g++ knows the type in C++ from version 13 on; before, this one, whose arithmetic is
+// float's and rounds once.
+#if defined(__aarch64__) && !defined(__clang__) && __GNUC__ < 13
+#define _Float16 __fp16
+#endif
+
 // In functions that wait: where they were called from, which tells waits apart. A line of the
 // kernel holds one statement.
 #define K3EMU_PLACE unsigned place = __builtin_LINE()

@@ -2,7 +2,10 @@
 #ifndef K3EMU_CUDA_H_
 #define K3EMU_CUDA_H_
 
+// C's functions without what C++ adds to them: reading that takes longer than most kernels.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 
 #include "k3emu.h"
 
@@ -113,6 +116,9 @@ inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+inline int abs(int x) { return x < 0 ? -x : x; }
+inline float abs(float x) { return fabsf(x); }
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __uint_as_float(unsigned bits) { return k3emu::bits_as<float>(bits); }
