@@ -27,6 +27,7 @@ from k3tvm.compiler.pipeline import Compiled
 from k3tvm.errors import BundleError, CheckpointError, DeviceError, TargetError
 from k3tvm.runtime import device as device_module
 from k3tvm.runtime.engine import Engine
+from k3tvm.schedules.profile import GpuProfile
 from tests.bundles import Bundles
 
 PRESET = "k3-tiny"
@@ -313,20 +314,19 @@ def test_linking_is_asked_about_first(
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
 
 
-@pytest.mark.parametrize("missing", ["find_tools", "plugin"])
+@pytest.mark.parametrize("target", ["vulkan:nvidia", "cuda:sm_90a", "metal", "cuda-emulated"])
 def test_what_device_code_needs_is_asked_for_first(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     """Large models take minutes before the first kernel is generated."""
 
-    def absent() -> None:
-        raise TargetError("is missing", where="something")
+    def absent(profile: GpuProfile) -> None:
+        raise TargetError("is missing", where=profile.name)
 
-    tool = absent if missing == "find_tools" else SimpleNamespace(load=absent)
-    monkeypatch.setattr(compiler, missing, tool)
-    monkeypatch.setattr(compiler, "build_model", lambda *_: pytest.fail("built"))
-    with pytest.raises(TargetError, match="something: is missing"):
-        compile_checkpoint(checkpoint, tmp_path / "out", Options("vulkan:nvidia"))
+    monkeypatch.setattr(compiler, "generator", lambda _: SimpleNamespace(check_tools=absent))
+    monkeypatch.setattr(compiler, "build_model", lambda *_, **__: pytest.fail("built"))
+    with pytest.raises(TargetError, match=f"{target.replace(':', '.')}: is missing"):
+        compile_checkpoint(checkpoint, tmp_path / "out", Options(target))
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
 
 
@@ -345,7 +345,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "foreign": ("not the manifest", lambda b: edit(b, lambda m: m.update(format="x"))),
     "format": ("bundle format 99", lambda b: edit(b, lambda m: m.update(format_version=99))),
     "no device kernels": (
-        "bundle format 1, this k3tvm reads 2",
+        "bundle format 1, this k3tvm reads 3",
         lambda b: edit(
             b, lambda m: (m.update(format_version=1), m["code"][0].pop("device_kernels"))
         ),

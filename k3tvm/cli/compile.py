@@ -53,6 +53,11 @@ def register(subparsers: Any) -> None:
     add("--slots", metavar="N", type=int, default=1, help="sequences at once (1)")
     add("--no-weights", action="store_true", help="compile code only")
     add(
+        "--allow-spills",
+        metavar="NAMES",
+        help="CUDA kernels that may keep registers in memory: names or patterns, with commas",
+    )
+    add(
         "--report",
         metavar="FILE",
         help="write what each GPU kernel moves, computes and takes (.md, .json, else text)",
@@ -78,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         slots=args.slots,
         weights=not args.no_weights,
         dump=Path(args.dump) if args.dump else None,
+        allow_spills=tuple(args.allow_spills.split(",")) if args.allow_spills else (),
     )
     report = Path(args.report) if args.report else None
     if report and not report.absolute().parent.is_dir():

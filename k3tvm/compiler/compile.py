@@ -28,6 +28,7 @@ from k3tvm.compiler.lowering import generator
 from k3tvm.compiler.pipeline import Compiled, compile_module
 from k3tvm.compiler.plan import plan_units
 from k3tvm.compiler.targets import profile_of, split_targets
+from k3tvm.cuda.spills import allowing_spills
 from k3tvm.errors import BundleError, CheckpointError, K3Error, TargetError
 from k3tvm.relax_models.decoder import Model, build_model
 from k3tvm.relax_models.graph import MAX_SEQUENCES
@@ -42,7 +43,8 @@ DEFAULT_CONTEXT = 4096
 class Options:
     """How to compile. target: one or several names with commas, the first is the default device.
     slots: sequences at once; context: tokens per slot, 4096 or what the model allows when None.
-    Both can be changed when the bundle is opened.
+    Both can be changed when the bundle is opened. allow_spills: patterns of names of CUDA kernels
+    whose registers may be spilled.
     """
 
     target: str = "cpu"
@@ -51,6 +53,7 @@ class Options:
     slots: int = 1
     weights: bool = True
     dump: Path | None = None
+    allow_spills: tuple[str, ...] = ()
 
 
 class Progress(Protocol):
@@ -136,7 +139,8 @@ def _compile(
     dump = options.dump
     if dump and len(profiles) > 1:
         dump = dump / _label(profile)
-    return compile_module(model.module, model.operators, profile, dump, say.step)
+    with allowing_spills(options.allow_spills):
+        return compile_module(model.module, model.operators, profile, dump, say.step)
 
 
 def _label(profile: TargetProfile) -> str:

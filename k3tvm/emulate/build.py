@@ -38,7 +38,6 @@ FLAGS = (
 )
 # Tell the scheduler of each access to memory: the hooks of a tool that is not linked
 CHECKED = ("-fsanitize=thread", "-DK3EMU_CHECKED")
-SMALL = 60_000  # characters of kernels that are not worth another process
 
 
 def check_tools() -> None:
@@ -80,14 +79,26 @@ def emulated_module(
 def compiled(
     language: Language, functions: str, kernels: Sequence[Piece], flags: Sequence[str] = FLAGS
 ) -> bytes:
-    """The shared library of these kernels, from the cache if it is there."""
-    files = [source(language, functions, group) for group in groups(kernels)]
-    key = cache.key_of([*files, *flags, _headers(), version()])
-    kept = cache.read(CACHE, key)
-    if kept is None:
-        kept = _compile(files, flags)
-        cache.write(CACHE, key, kept)
-    return kept
+    """The shared library of these kernels; those in the cache are not compiled again.
+
+    Each is a file of its own, since models have many in common.
+    """
+    files = [source(language, functions, kernel) for kernel in kernels]
+    keys = [cache.key_of([text, *flags, _headers(), version()]) for text in files]
+    with tempfile.TemporaryDirectory(prefix="k3tvm-emulate-") as folder:
+
+        def make(text: str, key: str) -> Path:
+            path = Path(folder) / f"{key}.o"
+            kept = cache.read(CACHE, key)
+            if kept is None:
+                kept = _compile(text, path, flags)
+                cache.write(CACHE, key, kept)
+            path.write_bytes(kept)
+            return path
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(make, files, keys))
+        return _link(objects, Path(folder) / "kernels.so")
 
 
 @cached
@@ -102,26 +113,18 @@ def version() -> str:
     return f"{platform.machine()} {done.stdout.splitlines()[0] if done.stdout else ''}"
 
 
-def groups(kernels: Sequence[Piece]) -> list[list[Piece]]:
-    """Kernels in as many files as the machine has cores, of similar length."""
-    count = min(os.cpu_count() or 1, 1 + sum(len(p.text) for p in kernels) // SMALL)
-    parts: list[list[Piece]] = [[] for _ in range(count)]
-    for piece in sorted(kernels, key=lambda p: -len(p.text)):
-        min(parts, key=lambda part: sum(len(p.text) for p in part)).append(piece)
-    return parts
+def _compile(text: str, output: Path, flags: Sequence[str]) -> bytes:
+    file = output.with_suffix(".cc")
+    file.write_text(text)
+    _run([compiler(), *flags, f"-I{INCLUDE}", "-c", str(file), "-o", str(output)])
+    return output.read_bytes()
 
 
-def _compile(files: Sequence[str], flags: Sequence[str]) -> bytes:
-    command = [compiler(), *flags, f"-I{INCLUDE}"]
-    with tempfile.TemporaryDirectory(prefix="k3tvm-emulate-") as folder:
-        sources = [Path(folder) / f"kernels{i}.cc" for i in range(len(files))]
-        for path, text in zip(sources, files, strict=True):
-            path.write_text(text)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda s: _run([*command, "-c", str(s), "-o", f"{s}.o"]), sources))
-        library = Path(folder) / "kernels.so"
-        _run([compiler(), "-shared", "-o", str(library), *(f"{s}.o" for s in sources)])
-        return library.read_bytes()
+def _link(objects: Sequence[Path], output: Path) -> bytes:
+    listed = output.with_suffix(".list")  # a command line has its limits
+    listed.write_text("\n".join(f'"{path}"' for path in objects))
+    _run([compiler(), "-shared", "-s", "-o", str(output), f"@{listed}"])
+    return output.read_bytes()
 
 
 def _run(command: list[str]) -> None:

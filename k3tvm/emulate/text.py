@@ -7,7 +7,6 @@ block become memory that the scheduler hands out, TVM's preamble becomes our hea
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,17 +65,10 @@ def _metal_pieces(text: str) -> list[Piece]:
     return found
 
 
-def source(language: Language, functions: str, kernels: Sequence[Piece]) -> str:
-    """A C++ file with these kernels and an entry point for each."""
-    parts = [f'#include "k3emu_{language}.h"', functions]
-    for piece in kernels:
-        body = shared_arrays(language, piece.text)
-        if language == "metal":  # every source has its own union of this name
-            body = body.replace("__TVMArgUnion", f"__TVMArgUnion_{piece.name}")
-        else:
-            body = body.replace('extern "C" __global__', "static __global__", 1)
-        parts += [body, _entry(piece.name)]
-    return "\n".join(parts)
+def source(language: Language, functions: str, kernel: Piece) -> str:
+    """The C++ file of a kernel, with its entry point."""
+    body = shared_arrays(language, kernel.text).replace('extern "C" __global__', "static", 1)
+    return "\n".join([f'#include "k3emu_{language}.h"', functions, body, _entry(kernel.name)])
 
 
 def shared_arrays(language: Language, text: str) -> str:

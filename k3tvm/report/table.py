@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -167,9 +168,17 @@ def _functions(rows: Sequence[FunctionRow]) -> Cells:
         share = "" if r.occupancy is None else f"{r.occupancy:.0%}"
         threads = " x ".join(str(t) for t in r.threads if t > 1) or "1"
         shared = u.shared_bytes if u else r.shared_bytes
-        row = [r.function, threads, "; ".join(r.grid), shared, *compiled, share, r.limit]
+        row = [r.function, threads, _grid(r.grid), shared, *compiled, share, r.limit]
         cells.append([str(c) for c in row])
     return cells
+
+
+def _grid(extents: Sequence[str]) -> str:
+    """The workgroups by dimension; a list of them that goes on along y is one number."""
+    folded = re.fullmatch(r"min\((.*), (\d+)\)", extents[0]) if len(extents) == 2 else None
+    if folded and extents[1] == f"({folded[1]} + {int(folded[2]) - 1}) // {folded[2]}":
+        return folded[1]
+    return ", ".join(e for i, e in enumerate(extents) if i == 0 or e != "1")
 
 
 def _markdown_table(rows: Cells, head: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from k3tvm.report.kept import kept_traffic
 from k3tvm.report.minimum import minimum
 from k3tvm.report.points import points_for
 from k3tvm.report.rows import function_rows, operator_rows
-from k3tvm.report.table import write_report
+from k3tvm.report.table import _grid, write_report
 from k3tvm.report.traffic import traffic_of
 from k3tvm.schedules.registry import select
 from tests.devices import require
@@ -224,6 +224,20 @@ def test_figures_of_devices_are_plausible():
         assert device.flops <= device.matrix_flops < 1e16
         assert device.source
     assert set(profile_of("cuda").archs) <= set(CUDA_DEVICES)
+
+
+@pytest.mark.parametrize(
+    "extents, text",
+    [
+        (("min(m * 96, 32768)", "(m * 96 + 32767) // 32768"), "m * 96"),
+        (("min(m * 96, 32768)", "(m * 97 + 32767) // 32768"), None),
+        (("448", "1"), "448"),
+        (("n", "m", "2"), "n, m, 2"),
+        ((), ""),
+    ],
+)
+def test_grids_are_readable(extents, text):
+    assert _grid(extents) == (text if text is not None else ", ".join(extents))
 
 
 def test_path_of_the_report_needs_no_folder(manifest, tmp_path, monkeypatch):
