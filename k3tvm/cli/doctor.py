@@ -38,7 +38,7 @@ targets for 'k3tvm compile --target vulkan...', each a promise not to use more t
 Exits 1 when nothing can run: no usable Vulkan device, or none of the bundle's targets.
 """
 WIDTH = 100
-LABEL = 12
+LABEL = 16
 KINDS = {
     "discrete": "GPU",
     "integrated": "integrated GPU",

@@ -28,7 +28,7 @@ INCLUDE = Path(__file__).parent / "include"
 # x86-64 everywhere; any CPU of the kind
 FLAGS = (
     "-std=c++17",
-    "-O2",
+    "-O1",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-fsigned-char",

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 
 from k3tvm import emulate
+from k3tvm._ffi import tvm_ffi
+from k3tvm.compiler.launch import Launch
+from k3tvm.emulate.build import compiled
+from k3tvm.emulate.module import write_module
+from k3tvm.emulate.text import Piece
 from k3tvm.native import EmulationError
 from tests.emulate.rig import SEEDS, kernel, on_device, room
 
@@ -217,8 +224,14 @@ def test_everyone_gives_the_values_of_all_lanes(seed: int) -> None:
 def test_many_modules_at_once_are_told_apart() -> None:
     """Libraries out of memory: the linker must not take one for another, and has room for all."""
     runs = [kernel(f"out[threadIdx.x] = {i};", {"out": "float*"}, 32) for i in range(3)]
-    runs += [kernel("out[threadIdx.x] = 0;", {"out": "float*"}, 32) for _ in range(300)]
+    text = 'extern "C" __global__ void probe(float* out) { out[threadIdx.x] = 3; }'
+    launch = Launch("probe", ("handle",), (), (32, 1, 1), (0, 1, 1), 0)
+    blob = write_module("cuda", compiled("cuda", "", [Piece("probe", text)]), [launch])
+    load = tvm_ffi.get_global_func("k3tvm.emulate.create_module")
+    others = [load(blob) for _ in range(400)]
     out = room(32)
-    for i, run in enumerate(runs[:3]):
+    for i, run in enumerate(runs):
         run(out, 1)
         assert (out.numpy() == i).all()
+    others[-1]["probe"](ctypes.c_void_p(out.data_ptr()))
+    assert (out.numpy() == 3).all()

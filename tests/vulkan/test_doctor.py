@@ -12,6 +12,7 @@ import pytest
 
 from k3tvm import native
 from k3tvm._ffi import PINS
+from k3tvm.cli.doctor import LABEL
 from k3tvm.cli.main import main
 from k3tvm.errors import DeviceError
 from k3tvm.runtime import cpu
@@ -40,13 +41,16 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
+WIDTH = LABEL + 2  # of the labels
+
+
 def rows(text: str) -> dict[str, str]:
     """What stands beside each label, on one line."""
     found: dict[str, str] = {}
     for line in text.splitlines():
-        label = line[:14].strip()
+        label = line[:WIDTH].strip()
         if label and line.startswith("  "):
-            found[label] = line[14:]
+            found[label] = line[WIDTH:]
         elif found and line.startswith("  "):
             found[list(found)[-1]] += f" {line.strip()}"
     return found
