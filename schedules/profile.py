@@ -69,6 +69,9 @@ Feature = Literal[
 ]
 
 
+# What no Vulkan device has a word for
+FOREIGN: frozenset[Feature] = frozenset({"tensor_core", "simdgroup_matrix"})
+
 # Feature -> option of a TVM target for Vulkan; it has no word for subgroup operations
 OPTIONS: dict[Feature, str] = {
     "float16": "supports_float16",

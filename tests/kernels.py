@@ -57,9 +57,24 @@ def compiled_function(name: str, func: Any, profile: TargetProfile) -> Any:
     return compiled_module(name, func, profile)[name]
 
 
+def device_functions(op: Operator, profile: GpuProfile) -> list[Any]:
+    """What the code generator made of an operator, one entry per launch."""
+    prepare(profile)
+    module = tvm.IRModule({op.key: _named(op.key, registry.select(op, profile).func)})
+    target, generator = tvm.target.Target(profile.tvm_target()), lowering.generator(profile)
+    generator.register()
+    with generator.compiling_for(profile) as built:
+        tvm.compile(module, target, tir_pipeline=lowering.register(profile.kind))
+    return list(built)
+
+
+def _named(name: str, func: Any) -> Any:
+    return func.with_attr("global_symbol", name)
+
+
 def compiled_module(name: str, func: Any, profile: TargetProfile) -> Any:
     """A PrimFunc as a module that can be exported."""
-    module = tvm.IRModule({name: func.with_attr("global_symbol", name)})
+    module = tvm.IRModule({name: _named(name, func)})
     target = tvm.target.Target(profile.tvm_target())
     if isinstance(profile, CpuProfile):
         return tvm.compile(module, target=target)

@@ -106,7 +106,7 @@ def _part(part: Part) -> str:
 
 
 def _device(device: Device) -> Iterator[str]:
-    from k3tvm.schedules.profile import Feature
+    from k3tvm.schedules.profile import FOREIGN, Feature
     from k3tvm.vulkan.devices import size
 
     yield f"{device.name}: {KINDS[device.kind]}"
@@ -121,7 +121,7 @@ def _device(device: Device) -> Iterator[str]:
         f" {size(device.shared_bytes)} shared, {device.push_bytes} bytes pushed"
     )
     yield f"has {' '.join(sorted(device.features))}"
-    if lacking := sorted(set(get_args(Feature)) - device.features):
+    if lacking := sorted(set(get_args(Feature)) - FOREIGN - device.features):
         yield f"lacks {' '.join(lacking)}"
 
 

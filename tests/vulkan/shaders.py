@@ -10,12 +10,12 @@ from typing import Any, get_args
 import numpy as np
 
 from k3tvm._tvm import IRBuilder, T, tvm
-from k3tvm.schedules.profile import Feature, GpuProfile
+from k3tvm.schedules.profile import FOREIGN, Feature, GpuProfile
 from k3tvm.vulkan import build, plugin
 from k3tvm.vulkan.glsl.kernel import Shader, translate
 
 PROFILE = GpuProfile(
-    "vulkan", "test", 1024, (1024, 1024, 64), features=frozenset(get_args(Feature))
+    "vulkan", "test", 1024, (1024, 1024, 64), features=frozenset(get_args(Feature)) - FOREIGN
 )
 Array = np.ndarray[Any, Any]
 

@@ -97,7 +97,7 @@ def test_one_bundle_serves_two_kinds_of_device(both: Path) -> None:
         ("vulkan:9", ["9", "is not there"]),
         ("vulkan:no such card", ["no such card", "is not there"]),
         ("cpu:1", ["there is one CPU"]),
-        ("cuda", ["not known", "cpu, vulkan"]),
+        ("opencl", ["not known", "cpu, vulkan"]),
         ("", ["not known", "cpu, vulkan"]),
         ("VULKAN", ["not known", "cpu, vulkan"]),
         ("cpu,vulkan", ["not known", "cpu, vulkan"]),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import cast, get_args
 
 from k3tvm.errors import TargetError
-from k3tvm.schedules.profile import Feature, GpuProfile
+from k3tvm.schedules.profile import FOREIGN, Feature, GpuProfile
 from k3tvm.vulkan.devices import Device, find
 
 # Every desktop driver since 2020 has these, with one exception: Intel's driver for Windows was seen
@@ -30,6 +30,7 @@ DESKTOP: frozenset[Feature] = frozenset(
         "subgroup_shuffle",
     }
 )
+VULKAN = tuple(f for f in get_args(Feature) if f not in FOREIGN)
 BASELINE = "baseline"
 FROM_DEVICE = "from-device"
 WIDEST_PUSH = 256  # what vendors of desktop GPUs offer at most; no kernel needs more
@@ -144,12 +145,12 @@ def profile_of_device(device: Device) -> GpuProfile:
 
 
 def _known(names: frozenset[str]) -> frozenset[Feature]:
-    return frozenset(cast(Feature, n) for n in names if n in get_args(Feature))
+    return frozenset(cast(Feature, n) for n in names if n in VULKAN)
 
 
 def _with(profile: GpuProfile, extra: list[str]) -> GpuProfile:
     """The profile with more features, which stand in its name."""
-    known = get_args(Feature)
+    known = VULKAN
     for name in extra:
         if name not in known:
             raise TargetError(
