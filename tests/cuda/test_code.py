@@ -88,7 +88,7 @@ def in_process_with_driver(
     cudart = [c for c in cudart_candidates() if "/" in c]
     cudart += [str(p) for p in sorted(Path("/usr/local").glob("cuda*/lib*/libcudart.so.13"))]
     if not cudart:
-        pytest.skip("libcudart is not here")
+        pytest.skip("TVM's CUDA runtime needs libcudart: pip install 'k3tvm[cuda]'")
     functions = "\n".join(f"int cu{name}() {{ return 100; }}" for name in DRIVER)
     shared_library(functions, folder / "libcuda.so.1")
     folders = [str(folder), str(Path(cudart[0]).parent), os.environ.get("LD_LIBRARY_PATH", "")]

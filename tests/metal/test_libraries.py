@@ -75,7 +75,7 @@ def check_kernels_inside(bundle: Path, entry: int, data: bytes) -> None:
         assert f"[[max_total_threads_per_threadgroup({x * y * z})]]".encode() in source
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="there is Metal")
+@pytest.mark.skipif(sys.platform == "darwin", reason="asks what a machine without Metal says")
 def test_f25_metal_is_only_on_a_mac(bundle):
     with pytest.raises(DeviceError, match=r"this system is linux.*metal-emulated"):
         Engine.open(bundle)

@@ -29,7 +29,7 @@ def has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
-@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+@pytest.mark.skipif(has_gpu(), reason="asks what a machine without a GPU says")
 def test_without_a_gpu_it_says_so_in_one_line():
     done = run()
     assert done.returncode == 2
