@@ -69,6 +69,21 @@ Feature = Literal[
 ]
 
 
+# Every desktop GPU has these, and every Vulkan driver since 2020, with one exception: Intel's driver
+# for Windows was seen without int64 on Arc in 2022.
+DESKTOP: frozenset[Feature] = frozenset(
+    {
+        "float16",
+        "int8",
+        "int16",
+        "int64",
+        "storage8",
+        "storage16",
+        "subgroup_arithmetic",
+        "subgroup_shuffle",
+    }
+)
+
 # What no Vulkan device has a word for
 FOREIGN: frozenset[Feature] = frozenset({"tensor_core", "simdgroup_matrix"})
 

@@ -9,26 +9,13 @@ from __future__ import annotations
 import re
 
 from k3tvm.errors import TargetError
-from k3tvm.schedules.profile import Feature, GpuProfile
+from k3tvm.schedules.profile import DESKTOP, Feature, GpuProfile
 
 # Ampere (A100; RTX 30), Ada (RTX 40), Hopper, Blackwell (B200; RTX 50)
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 OLDEST = 80  # mma.sync of bfloat16 and asynchronous copies begin here
 
-FEATURES: frozenset[Feature] = frozenset(
-    {
-        "float16",
-        "int8",
-        "int16",
-        "int64",
-        "float64",
-        "storage8",
-        "storage16",
-        "subgroup_arithmetic",
-        "subgroup_shuffle",
-        "tensor_core",
-    }
-)
+FEATURES: frozenset[Feature] = DESKTOP | {"float64", "tensor_core"}
 
 
 def cuda_profile(variant: str = "", emulated: bool = False) -> GpuProfile:

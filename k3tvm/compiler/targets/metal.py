@@ -7,25 +7,13 @@ and SIMD groups of 32 from Apple7 (M1, A14) on, which is also where matrices of 
 from __future__ import annotations
 
 from k3tvm.errors import TargetError
-from k3tvm.schedules.profile import Feature, GpuProfile, Platform
+from k3tvm.schedules.profile import DESKTOP, Feature, GpuProfile, Platform
 
 FAMILIES = {"apple7": "M1, A14", "apple8": "M2, A15, A16", "apple9": "M3, M4, A17 Pro"}
 OLDEST = "apple7"
 PLATFORMS: dict[str, Platform] = {"macos": "macos", "ios": "ios"}
 
-FEATURES: frozenset[Feature] = frozenset(
-    {
-        "float16",
-        "int8",
-        "int16",
-        "int64",
-        "storage8",
-        "storage16",
-        "subgroup_arithmetic",
-        "subgroup_shuffle",
-        "simdgroup_matrix",
-    }
-)
+FEATURES: frozenset[Feature] = DESKTOP | {"simdgroup_matrix"}
 
 
 def metal_profile(variant: str = "", emulated: bool = False) -> GpuProfile:

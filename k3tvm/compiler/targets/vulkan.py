@@ -13,23 +13,9 @@ from dataclasses import replace
 from typing import cast, get_args
 
 from k3tvm.errors import TargetError
-from k3tvm.schedules.profile import FOREIGN, Feature, GpuProfile
+from k3tvm.schedules.profile import DESKTOP, FOREIGN, Feature, GpuProfile
 from k3tvm.vulkan.devices import Device, find
 
-# Every desktop driver since 2020 has these, with one exception: Intel's driver for Windows was seen
-# without int64 on Arc in 2022.
-DESKTOP: frozenset[Feature] = frozenset(
-    {
-        "float16",
-        "int8",
-        "int16",
-        "int64",
-        "storage8",
-        "storage16",
-        "subgroup_arithmetic",
-        "subgroup_shuffle",
-    }
-)
 VULKAN = tuple(f for f in get_args(Feature) if f not in FOREIGN)
 BASELINE = "baseline"
 FROM_DEVICE = "from-device"
