@@ -69,8 +69,8 @@ Feature = Literal[
 ]
 
 
-# Every desktop GPU has these, and every Vulkan driver since 2020, with one exception: Intel's driver
-# for Windows was seen without int64 on Arc in 2022.
+# Every desktop GPU has these, and every Vulkan driver since 2020, with one exception: Intel's
+# driver for Windows was seen without int64 on Arc in 2022.
 DESKTOP: frozenset[Feature] = frozenset(
     {
         "float16",
