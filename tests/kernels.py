@@ -60,12 +60,17 @@ def compiled_function(name: str, func: Any, profile: TargetProfile) -> Any:
 def device_functions(op: Operator, profile: GpuProfile) -> list[Any]:
     """What the code generator made of an operator, one entry per launch."""
     prepare(profile)
-    module = tvm.IRModule({op.key: _named(op.key, registry.select(op, profile).func)})
-    target, generator = tvm.target.Target(profile.tvm_target()), lowering.generator(profile)
-    generator.register()
-    with generator.compiling_for(profile) as built:
-        tvm.compile(module, target, tir_pipeline=lowering.register(profile.kind))
-    return list(built)
+    return compile_operator(op, profile)[1]
+
+
+def compile_operator(op: Operator, profile: GpuProfile) -> tuple[Any, list[Any]]:
+    """An operator as a module that can be exported, and the kernels in it; needs no device."""
+    func = registry.select(op, profile).func
+    module = tvm.IRModule({op.key: _named(op.key, func)})
+    target = tvm.target.Target(profile.tvm_target())
+    with lowering.device_code(profile) as built:
+        made = tvm.compile(module, target, tir_pipeline=lowering.register(profile.kind))
+    return made, built
 
 
 def _named(name: str, func: Any) -> Any:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from k3tvm.vulkan.devices import Device, KernelNeeds
     from k3tvm.vulkan.survey import Library, Part, Survey
 
-HELP = "say what Vulkan needs and has on this machine, and what a bundle would run on"
+HELP = "say what compiling and running need and this machine has, and what would run a bundle"
 EPILOG = """\
 examples:
   k3tvm doctor               tools, plug-in, drivers, devices
@@ -35,7 +35,9 @@ targets for 'k3tvm compile --target vulkan...', each a promise not to use more t
   vulkan:from-device[:N]   a device of this machine, by number or part of its name
   vulkan:NAME+FEATURE      and one more feature, such as cooperative_matrix
 
-Exits 1 when nothing can run: no usable Vulkan device, or none of the bundle's targets.
+'k3tvm compile --help' lists the targets of CUDA and Metal.
+
+Exits 1 when nothing can run: no usable GPU, or none of the bundle's targets.
 """
 WIDTH = 100
 LABEL = 16
@@ -80,6 +82,7 @@ def text(found: Survey) -> str:
     lines += [_row(p.name, _part(p)) for p in found.parts]
     for device in found.devices:
         lines.append(_row(f"vulkan:{device.index}", *_device(device)))
+    lines += [_row(g.name, f"none: {g.problem}" if g.problem else g.version) for g in found.gpus]
     for library in found.libraries:
         lines += ["", f"{found.bundle}, compiled for {library.target}", *_library(library)]
     return "\n".join([*lines, "", _verdict(found)])
@@ -144,13 +147,14 @@ def _needs(needs: KernelNeeds) -> str:
 
 
 def _verdict(found: Survey) -> str:
-    what = found.bundle or "Vulkan"
+    what = found.bundle or "GPU code"
     if found.has_weights is False:
         what = f"the code of {what} (it has no weights)"
     if not found.runs:
         return f"{what} cannot run here: {_cure(found)}"
     able = [v.device for library in found.libraries for v in library.verdicts if v.runs]
     able = able or [f"vulkan:{d.index}" for d in found.devices if d.usable]
+    able = able or [g.name for g in found.gpus if not g.problem]
     return f"{what} can run here, with {' or '.join(f'--device {a}' for a in able)}"
 
 

@@ -8,13 +8,13 @@ stand where the kernel wrote them, and nothing is moved.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from k3tvm._tvm import tvm
-from k3tvm.bundle.manifest import DeviceKernel
+from k3tvm.compiler.generation import Generation, Progress, generating
 from k3tvm.schedules.profile import GpuKind, GpuProfile
 
 PIPELINE = "k3tvm_gpu"  # and the kind
@@ -68,24 +68,23 @@ def register(kind: GpuKind) -> str:
 
 @contextmanager
 def device_code(
-    profile: GpuProfile, dump: Path | None = None
-) -> Iterator[Callable[[], list[DeviceKernel]]]:
+    profile: GpuProfile, dump: Path | None = None, progress: Progress = lambda message: None
+) -> Iterator[list[Any]]:
     """Inside, TVM generates code for the profile's kind with our generator.
 
-    Yields a function that lists the kernels that were built. Their sources are written into the
-    folder `kernels` of `dump`.
+    Yields a list that receives every kernel that is built; each has `entry()`, its `DeviceKernel`.
+    Sources, and what compilers make of them, are written into the folder `kernels` of `dump`.
     """
-    build = generator(profile)
-    build.register()
-    with build.compiling_for(profile, dump / "kernels" if dump else None) as built:
-        yield lambda: [k.entry() for k in built]
+    generator(profile).register()
+    work = Generation(profile, dump / "kernels" if dump else None, progress)
+    with generating(work):
+        yield work.kernels
 
 
 def generator(profile: GpuProfile) -> Any:
     """The module that turns device functions into code: `build.py` of the profile's kind.
 
-    It has `check_tools(profile)`, which raises what would stop it later; `register()`, which makes
-    TVM use it; and `compiling_for(profile, dump)`, a context that yields the list of what was
-    built, each with `entry()`, its `DeviceKernel`.
+    It has `check_tools(profile)`, which raises what would stop it later, and `register()`, which
+    makes TVM use it.
     """
     return importlib.import_module(f"k3tvm.{profile.kind}.build")

@@ -14,6 +14,7 @@ from typing import Any
 from k3tvm._tvm import relax, tvm
 from k3tvm.bundle.kernels import DeviceKernel, Minimum, Point
 from k3tvm.compiler import lowering
+from k3tvm.compiler.generation import Progress
 from k3tvm.compiler.select import select_kernels
 from k3tvm.relax_models.operators import Operator
 from k3tvm.report.describe import describe
@@ -22,8 +23,6 @@ from k3tvm.schedules.registry import Kernel
 
 # It looks for the used parts of buffers, of which kernels use all, and costs a quarter of the time.
 DISABLED = ["s_tir.CompactBufferAllocation"]
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def compile_module(
             module = phase.apply(module)
             writer.write(phase.name, module)
     progress(f"building {len(kernels)} kernels for {profile.name}")
-    executable, device_kernels = _build(module, profile, dump)
+    executable, device_kernels = _build(module, profile, dump, progress)
     if not isinstance(profile, GpuProfile) or profile.emulated:
         return Compiled(profile, executable, kernels, device_kernels)
     progress("counting what kernels move")
@@ -109,13 +108,13 @@ def compile_module(
 
 
 def _build(
-    module: Any, profile: TargetProfile, dump: Path | None
+    module: Any, profile: TargetProfile, dump: Path | None, progress: Progress
 ) -> tuple[Any, tuple[DeviceKernel, ...]]:
     """Generate the code of a lowered module: the executable, and what runs on a GPU."""
     target = tvm.target.Target(profile.tvm_target())
     nothing = tvm.transform.Sequential([])
     if isinstance(profile, GpuProfile):
-        with lowering.device_code(profile, dump) as device_kernels:
+        with lowering.device_code(profile, dump, progress) as built:
             executable = relax.build(
                 module,
                 target,
@@ -123,7 +122,7 @@ def _build(
                 tir_pipeline=lowering.register(profile.kind),
                 system_lib=profile.platform == "ios",  # an app links it
             )
-        return executable, tuple(device_kernels())
+        return executable, tuple(k.entry() for k in built)
     with tvm.transform.PassContext(disabled_pass=DISABLED):
         return relax.build(module, target, relax_pipeline=nothing), ()
 

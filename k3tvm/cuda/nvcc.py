@@ -1,7 +1,8 @@
 """CUDA text becomes a fat binary: machine code for each architecture, PTX for those to come.
 
 Each architecture is one run of nvcc to PTX and one of ptxas to machine code, of all kernels of a
-model together; architectures are compiled side by side. The results are kept by the hash of text,
+model together; architectures are compiled side by side. Where kernels spill registers, ptxas runs
+once more, with more room for them. The results are kept by the hash of text,
 flags and tools.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from k3tvm.compiler import cache
 from k3tvm.cuda import ptxas
 from k3tvm.cuda.ptxas import Resources
+from k3tvm.cuda.room import ROOM, with_room
 from k3tvm.cuda.tools import CURE, Toolkit
 from k3tvm.errors import TargetError
 
@@ -83,7 +85,7 @@ def fatbin_of(toolkit: Toolkit, built: Sequence[Built]) -> bytes:
 
 
 def _cached(toolkit: Toolkit, text: str, arch: str) -> Built:
-    key = cache.key_of([text, arch, toolkit.stamp, repr(FLAGS), repr(PTXAS_FLAGS)])
+    key = cache.key_of([text, arch, toolkit.stamp, repr(FLAGS), repr(PTXAS_FLAGS), ROOM])
     parts = {name: cache.read(KIND, f"{key}.{name}") for name in ("ptx", "cubin", "log")}
     found = {name: data for name, data in parts.items() if data is not None}
     if len(found) < len(parts):
@@ -107,10 +109,22 @@ def _compile(toolkit: Toolkit, text: str, arch: str) -> dict[str, bytes]:
         (folder / TEXT).write_text(text)
         front = [*FLAGS, "-ptx", f"-arch=compute_{arch[3:]}", TEXT, "-o", PTX]
         _must(toolkit, "nvcc", front, folder)
-        back = [*PTXAS_FLAGS, f"-arch={arch}", PTX, "-o", CUBIN]
-        done = _must(toolkit, "ptxas", back, folder)
-        ptx, cubin = (folder / PTX).read_bytes(), (folder / CUBIN).read_bytes()
-        return {"ptx": ptx, "cubin": cubin, "log": (done.stdout + done.stderr).encode()}
+        first = _assemble(toolkit, folder, arch)
+        spilled = {n: r.spill_bytes for n, r in _resources(first, arch).items() if r.spill_bytes}
+        if not spilled:
+            return first
+        (folder / PTX).write_text(with_room(first["ptx"].decode(), spilled))
+        second = _assemble(toolkit, folder, arch)
+        after = _resources(second, arch)
+        return second if all(after[n].spill_bytes <= b for n, b in spilled.items()) else first
+
+
+def _assemble(toolkit: Toolkit, folder: Path, arch: str) -> dict[str, bytes]:
+    """Machine code of the PTX in a folder."""
+    back = [*PTXAS_FLAGS, f"-arch={arch}", PTX, "-o", CUBIN]
+    done = _must(toolkit, "ptxas", back, folder)
+    ptx, cubin = (folder / PTX).read_bytes(), (folder / CUBIN).read_bytes()
+    return {"ptx": ptx, "cubin": cubin, "log": (done.stdout + done.stderr).encode()}
 
 
 def _must(

@@ -63,13 +63,13 @@ def find_toolkit(archs: Sequence[str] = ()) -> Toolkit:
     raise TargetError("; ".join(reasons) or "was not found", where=WHERE, cure=CURE)
 
 
-def tools() -> str:
-    """What was found, for people: version and folder, or the reason why not."""
+def tools() -> dict[str, str]:
+    """What was found, for people: program -> version and path, or the reason why not."""
     try:
         found = find_toolkit()
     except TargetError as error:
-        return str(error)
-    return f"nvcc {'.'.join(map(str, found.version))} ({found.folder})"
+        return {"nvcc": str(error)}
+    return {"nvcc": f"{'.'.join(map(str, found.version))} ({found.folder / 'nvcc'})"}
 
 
 @cache

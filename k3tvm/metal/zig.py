@@ -35,6 +35,14 @@ def version() -> str:
     return run(find_zig(), ["version"]).stdout.strip()
 
 
+def tools() -> dict[str, str]:
+    """What was found, for people: program -> version and path, or the reason why not."""
+    try:
+        return {"zig": f"{version()} ({find_zig()})"}
+    except TargetError as error:
+        return {"zig": str(error)}
+
+
 def available() -> bool:
     """Whether there is one that can be used."""
     try:

@@ -48,13 +48,14 @@ class Library:
 class Survey:
     """All that `doctor` says. compilers: for compiling; parts: for running.
 
-    has_weights: of the bundle, if there is one.
-    `runs`: some device runs some library of the bundle; without a bundle, some device is usable.
+    devices: of Vulkan; gpus: those of CUDA and Metal. has_weights: of the bundle, if there is one.
+    `runs`: some device runs some library of the bundle; without a bundle, some GPU is usable.
     """
 
     compilers: tuple[Part, ...]
     parts: tuple[Part, ...]
     devices: tuple[Device, ...]
+    gpus: tuple[Part, ...]
     bundle: str
     has_weights: bool | None
     libraries: tuple[Library, ...]
@@ -67,11 +68,13 @@ def survey(bundle: Path | None = None) -> Survey:
     plugin, found = _devices()
     libraries = tuple(_libraries(bundle, manifest, found)) if bundle and manifest else ()
     verdicts = [v.runs for library in libraries for v in library.verdicts]
-    usable = [d.usable for d in found]
+    gpus = cuda(), metal()
+    usable = [*(d.usable for d in found), *(not g.problem for g in gpus)]
     return Survey(
         compilers=tuple(_compilers()),
         parts=(plugin, loader(), emulation()),
         devices=found,
+        gpus=gpus,
         bundle=str(bundle or ""),
         has_weights=manifest.has_weights if manifest else None,
         libraries=libraries,
@@ -93,10 +96,12 @@ def _checked(bundle: Path) -> Manifest:
 
 
 def _compilers() -> Iterator[Part]:
-    """The tools that make SPIR-V; only needed where models are compiled."""
-    from k3tvm.vulkan.tools import tools
+    """The tools for device code of each kind; only needed where models are compiled."""
+    from k3tvm.cuda import tools as cuda
+    from k3tvm.metal import zig as metal
+    from k3tvm.vulkan import tools as vulkan
 
-    for name, text in tools().items():
+    for name, text in (vulkan.tools() | cuda.tools() | metal.tools()).items():
         good = re.fullmatch(r"([0-9.]+) \((.*)\)", text)
         if good:
             yield Part(name, version=good[1], path=good[2])
@@ -145,6 +150,28 @@ def emulation() -> Part:
     except K3Error as error:
         return Part("emulation", problem=str(error))
     return Part("emulation", version=library.ABI, path=str(native.LIBRARY))
+
+
+def cuda() -> Part:
+    """NVIDIA's GPUs with their compute capabilities."""
+    from k3tvm.cuda import runtime
+
+    try:
+        found = runtime.devices()
+    except K3Error as error:
+        return Part("cuda", problem=str(error))
+    names = (f"cuda:{d.index} {d.name} ({'.'.join(map(str, d.capability))})" for d in found)
+    return Part("cuda", version=", ".join(names), problem="" if found else "there is no device")
+
+
+def metal() -> Part:
+    """Apple's GPU."""
+    from k3tvm.metal import runtime
+
+    try:
+        return Part("metal", version=f"metal:{runtime.find()}")
+    except K3Error as error:
+        return Part("metal", problem=str(error))
 
 
 def _libraries(bundle: Path, manifest: Manifest, found: tuple[Device, ...]) -> Iterator[Library]:

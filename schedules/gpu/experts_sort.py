@@ -21,7 +21,6 @@ Expr = Any
 ALONE = 2048  # pairs up to which each counts for itself
 CHUNK = 512  # pairs of a workgroup
 THREADS = 256
-UNUSED = -1  # in place of an expert, after the last pair
 
 
 @schedule(ExpertSort, "gpu", "few pairs: each counts those before it; many: counted in chunks")
@@ -67,14 +66,14 @@ def _alone(op: ExpertSort, a: SimpleNamespace) -> None:
 def _count(op: ExpertSort, a: SimpleNamespace, chunks: Expr, counts: Any) -> None:
     """counts[c, e] = pairs of expert e in chunk c."""
     with g.groups(chunks, THREADS) as (chunk, tid):
-        experts = _chunk(op, a, chunk, tid)
-        mine = _mine(op)
-        for i in range(mine):
-            cell = g.variable(0, "int32")
-            own = g.let(tid + T.int32(i * THREADS))
-            with g.serial(CHUNK) as j:
-                expert = T.Bind(experts[j])
+        experts, pairs = _chunk(op, a, chunk, tid)
+        owned = [g.let(tid + T.int32(i * THREADS)) for i in range(_mine(op))]
+        cells = [g.variable(0, "int32") for _ in owned]
+        with g.serial(pairs) as j:
+            expert = T.Bind(experts[j])
+            for own, cell in zip(owned, cells, strict=True):
                 g.put(cell, cell[0] + T.Select(expert == own, T.int32(1), T.int32(0)))
+        for own, cell in zip(owned, cells, strict=True):
             with g.when(own < T.int32(op.experts)):
                 g.store(counts, cell[0], chunk, own)
 
@@ -94,7 +93,7 @@ def _place(op: ExpertSort, a: SimpleNamespace, chunks: Expr, counts: Any, totals
     """Put the pairs of each chunk in their places; the first workgroup also writes `first`."""
     with g.groups(chunks, THREADS) as (chunk, tid):
         firsts = g.shared(op.experts + 1, "int32")
-        experts = _chunk(op, a, chunk, tid)
+        experts, pairs = _chunk(op, a, chunk, tid)
         _firsts(op, totals, firsts, tid)
         with g.when(chunk == T.int32(0)), g.strided(tid, op.experts + 1, THREADS) as expert:
             first = T.Bind(firsts[expert])
@@ -104,7 +103,7 @@ def _place(op: ExpertSort, a: SimpleNamespace, chunks: Expr, counts: Any, totals
             with g.when(own < T.int32(op.experts)):
                 start = T.Bind(firsts[own])
                 place = g.variable(start + counts[chunk, own], "int32")
-                with g.serial(CHUNK) as j:
+                with g.serial(pairs) as j:
                     expert = T.Bind(experts[j])
                     with g.when(expert == own):
                         _store(op, a, g.let(place[0]), g.let(chunk * T.int32(CHUNK) + j))
@@ -134,16 +133,17 @@ def _firsts(op: ExpertSort, totals: Any, firsts: Any, tid: Expr) -> None:
     g.barrier()
 
 
-def _chunk(op: ExpertSort, a: SimpleNamespace, chunk: Expr, tid: Expr) -> Any:
-    """The experts of a chunk's pairs, in shared memory."""
-    experts = g.shared(CHUNK, "int32")
-    with g.strided(tid, CHUNK, THREADS) as j:
-        pair, expert = g.let(chunk * T.int32(CHUNK) + j), g.variable(UNUSED, "int32")
-        with g.when(pair < a.n * T.int32(op.top_k)):
-            g.put(expert, _at(op, a.chosen, pair))
-        g.store(experts, expert[0], j)
+def _chunk(op: ExpertSort, a: SimpleNamespace, chunk: Expr, tid: Expr) -> tuple[Any, Expr]:
+    """The experts of a chunk's pairs, in shared memory, and how many they are."""
+    experts, first = g.shared(CHUNK, "int32"), g.let(chunk * T.int32(CHUNK))
+    # not known to compilers, which would unroll loops over all of a chunk
+    pairs = g.let(T.min(a.n * T.int32(op.top_k) - first, T.int32(CHUNK)))
+    with g.strided(tid, pairs, THREADS) as j:
+        pair = g.let(first + j)
+        expert = _at(op, a.chosen, pair)
+        g.store(experts, expert, j)
     g.barrier()
-    return experts
+    return experts, pairs
 
 
 def _mine(op: ExpertSort) -> int:

@@ -27,6 +27,7 @@ from k3tvm.schedules.gpu.products_few_strip import (
     Strip,
     add_up,
     if_sure,
+    share_out,
     warps_of,
 )
 from k3tvm.schedules.gpu.products_split import (
@@ -79,21 +80,11 @@ class _Warp:
 def matvec(form: Split, strip: Strip, finish: Finish) -> None:
     """finish(i, row, sum over k of W[row, k] * x_i[k]) for all rows of x and of the strip."""
     warps = warps_of(form.steps, LEAST_STEPS)
-    turns, even = -(-form.steps // warps), form.steps % warps == 0
     me = _place(form, strip)
-
-    def turn(number: Expr, more: bool) -> None:
-        step = g.let(number * T.int32(warps) + me.warp)
-        with if_sure(step < T.int32(form.steps), sure=even):
-            _multiply(me, step, g.let(step + T.int32(warps)) if more else None, even)
-
     with g.resident(1):
         for half in range(HALVES):
             _read(me, me.warp, half)
-        if turns > 1:
-            with g.serial(turns - 1) as number:
-                turn(number, more=True)
-        turn(T.int32(turns - 1), more=False)
+        share_out(form.steps, warps, me.warp, partial(_multiply, me))
         _finish(me, warps, finish)
 
 

@@ -34,6 +34,7 @@ from k3tvm.schedules.gpu.products_few_strip import (
     Strip,
     add_up,
     if_sure,
+    share_out,
     warps_of,
 )
 
@@ -95,21 +96,10 @@ def matvec(strip: Strip, finish: Finish) -> None:
     """finish(i, row, sum over k of W[row, k] * x_i[k]) for all rows of x and of the strip."""
     form = Digits(strip.weights.k)
     warps, batches = _warps(form), form.padded // BATCH
-    turns, even = -(-batches // warps), batches % warps == 0
     me = _place(strip, form)
-
-    def turn(number: Expr, more: bool) -> None:
-        batch = g.let(number * T.int32(warps) + me.warp)
-        following = g.let(batch + T.int32(warps)) if more else None
-        with if_sure(batch < T.int32(batches), sure=even):
-            _multiply(me, batch, following, even)
-
     for i in range(BATCH):
         _read(me, me.warp, i)
-    if turns > 1:
-        with g.serial(turns - 1) as number:
-            turn(number, more=True)
-    turn(T.int32(turns - 1), more=False)
+    share_out(batches, warps, me.warp, partial(_multiply, me))
     _finish(me, warps, finish)
 
 

@@ -77,6 +77,26 @@ def if_sure(condition: Expr, sure: bool) -> AbstractContextManager[None]:
     return nullcontext() if sure else g.when(condition)
 
 
+def share_out(
+    units: int, warps: int, warp: Expr, multiply: Callable[[Expr, Expr | None, bool], None]
+) -> None:
+    """multiply(unit, the one after it or None, even) for the units of k that are this warp's.
+
+    even: all warps have as many, so the unit after it exists.
+    """
+    turns, even = -(-units // warps), units % warps == 0
+
+    def turn(number: Expr, more: bool) -> None:
+        unit = g.let(number * T.int32(warps) + warp)
+        with if_sure(unit < T.int32(units), sure=even):
+            multiply(unit, g.let(unit + T.int32(warps)) if more else None, even)
+
+    if turns > 1:
+        with g.serial(turns - 1) as number:
+            turn(number, more=True)
+    turn(T.int32(turns - 1), more=False)
+
+
 def add_up(
     strip: Strip, warps: int, parts: Any, size: tuple[int, int, int], finish: Finish
 ) -> None:

@@ -16,7 +16,8 @@ from k3tvm.cuda.module import find_module, read_module
 from k3tvm.cuda.runtime import cudart_candidates
 from k3tvm.errors import BundleError, TargetError
 from k3tvm.relax_models.operators import RmsNorm
-from tests.cuda.toolkit import compile_operator, require_toolkit, shared_library
+from tests.cuda.toolkit import require_toolkit, shared_library
+from tests.kernels import compile_operator
 
 ARCHS = ("sm_80", "sm_90a", "sm_120")
 NORM = RmsNorm(64, 1e-5, "float32")
@@ -179,7 +180,7 @@ import sys
 from k3tvm._tvm import tvm
 from k3tvm.compiler.targets.cuda import cuda_profile
 from tests.cuda.test_code import NORM
-from tests.cuda.toolkit import compile_operator
+from tests.kernels import compile_operator
 assert tvm.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None
 made, _ = compile_operator(NORM, cuda_profile("sm_80"))
 made.export_library(sys.argv[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -96,4 +97,4 @@ def test_the_real_one_knows_every_default_architecture():
 
     require_toolkit()
     assert all(tools.find_toolkit(ARCHS).knows(arch) for arch in ARCHS)
-    assert tools.tools().startswith("nvcc ")
+    assert re.fullmatch(r"\d+\.\d+ \(/.*/nvcc\)", tools.tools()["nvcc"])

@@ -6,18 +6,11 @@ import os
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from k3tvm._tvm import tvm
-from k3tvm.compiler import lowering
-from k3tvm.cuda.kernel import CudaKernel
 from k3tvm.cuda.tools import Toolkit, find_toolkit
 from k3tvm.errors import TargetError
-from k3tvm.relax_models.operators import Operator
-from k3tvm.schedules import registry
-from k3tvm.schedules.profile import GpuProfile
 
 
 @cache
@@ -36,17 +29,6 @@ def require_toolkit() -> Toolkit:
             pytest.fail(found)
         pytest.skip(found)
     return found
-
-
-def compile_operator(op: Operator, profile: GpuProfile) -> tuple[Any, list[CudaKernel]]:
-    """What can be exported, and the kernels in it."""
-    func = registry.select(op, profile).func.with_attr("global_symbol", op.key)
-    build = lowering.generator(profile)
-    build.register()
-    module, target = tvm.IRModule({op.key: func}), tvm.target.Target(profile.tvm_target())
-    with build.compiling_for(profile) as kernels:
-        made = tvm.compile(module, target=target, tir_pipeline=lowering.register("cuda"))
-    return made, kernels
 
 
 def shared_library(source: str, path: Path) -> Path:

@@ -18,7 +18,7 @@ from k3tvm.metal.module import find_module, read_module
 from k3tvm.relax_models.operators import RmsNorm
 from k3tvm.runtime.engine import Engine
 from tests.bundles import Bundles
-from tests.metal.programs import compile_operator
+from tests.kernels import compile_operator
 
 OP = RmsNorm(100, 1e-5, "float32")
 

@@ -15,7 +15,7 @@ from k3tvm.errors import TargetError
 from k3tvm.metal.msl import cleaned, name_of, threadgroup_arrays
 from k3tvm.relax_models.operators import ExpertCombine, RmsNorm
 from k3tvm.schedules.gpu import grid as g
-from tests.metal.programs import compile_operator
+from tests.kernels import compile_operator
 
 TEXT = """\
 #include <metal_stdlib>
@@ -95,8 +95,7 @@ def test_f27_constants_keep_their_digits():
                 g.store(x, g.floats(value), i)
     profile = metal_profile()
     module = tvm.IRModule({"constants": builder.get().with_attr("global_symbol", "constants")})
-    with lowering.generator(profile).compiling_for(profile) as built:
-        lowering.generator(profile).register()
+    with lowering.device_code(profile) as built:
         target = tvm.target.Target(profile.tvm_target())
         tvm.compile(module, target=target, tir_pipeline=lowering.register("metal"))
     (kernel,) = built

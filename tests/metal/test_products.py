@@ -14,8 +14,7 @@ from k3tvm.relax_models.operators import Linear
 from k3tvm.schedules.gpu import products_many, products_simdgroup
 from k3tvm.schedules.gpu.products_matrix import is_exact, product_of
 from k3tvm.schedules.gpu.products_simdgroup import GROUPS, PITCH, SIDE, deal, pool_size
-from tests.kernels import run
-from tests.metal.programs import compile_operator
+from tests.kernels import compile_operator, run
 from tests.test_linear import inputs, operator, weight_of
 
 SIZES = [(32, 32), (64, 64), (32, 64), (16, 64), (16, 32), (128, 64)]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from k3tvm._tvm import IRBuilder, T
+from k3tvm.compiler import lowering
 from k3tvm.errors import TargetError
 from k3tvm.vulkan import build
 from k3tvm.vulkan.spirv import compile_one, features
@@ -66,7 +67,7 @@ def test_product_is_valid_and_says_what_it_needs():
 def test_target_without_cooperative_matrices_refuses():
     plain = dataclasses.replace(PROFILE, features=PROFILE.features - {"cooperative_matrix"})
     with pytest.raises(TargetError, match="kernel_kernel: needs cooperative_matrix, which test"):
-        with build.compiling_for(plain):
+        with lowering.device_code(plain):
             run(product(), [], np.zeros(0))
 
 

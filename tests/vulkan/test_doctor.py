@@ -14,6 +14,8 @@ from k3tvm import native
 from k3tvm._ffi import PINS
 from k3tvm.cli.doctor import LABEL
 from k3tvm.cli.main import main
+from k3tvm.cuda import runtime
+from k3tvm.cuda.runtime import CudaDevice
 from k3tvm.errors import DeviceError
 from k3tvm.runtime import cpu
 from k3tvm.vulkan import plugin, survey, tools
@@ -30,11 +32,19 @@ Doctor = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Doctor:
-    """Runs the command on a machine with these devices; status and text."""
+    """Runs the command on a machine with these devices of Vulkan, CUDA's; status and text."""
 
-    def run(*args: str, found: tuple[Device, ...] = ()) -> tuple[int, str]:
+    def run(
+        *args: str, found: tuple[Device, ...] = (), cuda: tuple[CudaDevice, ...] | None = None
+    ) -> tuple[int, str]:
+        def gpus() -> list[CudaDevice]:
+            if cuda is None:
+                raise DeviceError("there is no NVIDIA driver", where="CUDA")
+            return list(cuda)
+
         monkeypatch.setattr(plugin, "load", lambda *_, **__: None)
         monkeypatch.setattr(survey, "devices", lambda: found)
+        monkeypatch.setattr(runtime, "devices", gpus)
         status = main(["doctor", *args])
         return status, capsys.readouterr().out
 
@@ -69,7 +79,7 @@ def test_devices_are_described_and_unusable_ones_say_why(doctor: Doctor) -> None
     assert "lacks cooperative_matrix" in said["vulkan:0"]
     assert "has float16 lacks cooperative_matrix float64 int16" in said["vulkan:1"]
     assert "Old GPU: GPU NOT USABLE: lacks bufferDeviceAddress" in said["vulkan:2"]
-    assert "Vulkan can run here, with --device vulkan:0 or --device vulkan:1" in text
+    assert "GPU code can run here, with --device vulkan:0 or --device vulkan:1" in text
 
 
 @pytest.mark.parametrize("found", [(), (OLD,)], ids=["none", "old"])
@@ -87,7 +97,7 @@ def test_without_a_loader(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> No
     status, text = doctor()
     assert status == 1
     assert "PROBLEM: libno-such-loader.so.9 is not installed" in rows(text)["loader"]
-    assert "Vulkan cannot run here: loader: libno-such-loader.so.9 is not installed" in text
+    assert "GPU code cannot run here: loader: libno-such-loader.so.9 is not installed" in text
 
 
 def test_a_plugin_that_was_not_built_is_the_problem_named(
@@ -112,6 +122,27 @@ def test_tools_are_listed_with_versions_or_with_the_cure(
     said = rows(doctor(found=(GPU,))[1])
     assert said["glslang"] == "13.1.1 /opt/my tools/glslang"
     assert said["spirv-val"] == "PROBLEM: was not found; x"
+
+
+def test_compilers_of_every_kind_are_listed(doctor: Doctor) -> None:
+    said = rows(doctor(found=(GPU,))[1])
+    assert {"glslang", "spirv-opt", "spirv-val", "nvcc", "zig"} <= set(said)
+
+
+def test_a_cuda_device_is_named_and_is_enough(doctor: Doctor) -> None:
+    status, text = doctor(cuda=(CudaDevice(0, "Big GPU", (9, 0)),))
+    assert status == 0 and rows(text)["cuda"] == "cuda:0 Big GPU (9.0)"
+    assert text.endswith("GPU code can run here, with --device cuda\n")
+
+
+@pytest.mark.parametrize(
+    ("found", "why"), [((), "there is no device"), (None, "CUDA: there is no NVIDIA driver")]
+)
+def test_without_a_cuda_device_it_says_why(
+    doctor: Doctor, found: tuple[CudaDevice, ...] | None, why: str
+) -> None:
+    status, text = doctor(cuda=found)
+    assert status == 1 and rows(text)["cuda"] == f"none: {why}"
 
 
 def test_build_compiles_the_libraries_first(

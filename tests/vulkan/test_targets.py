@@ -343,7 +343,7 @@ def test_f25_compiling_for_less_than_a_kernel_needs_is_one_error(
         module = tvm.IRModule({"kernel": greedy()})
         if not need:
             tvm.compile(module, target=target)
-            assert [k.shared_bytes for k in kernels()] == [16384]
+            assert [k.shared_bytes for k in kernels] == [16384]
             return
         with pytest.raises(TargetError) as caught:
             tvm.compile(module, target=target)
