@@ -104,6 +104,8 @@ def compile_module(
         return Compiled(profile, executable, kernels, device_kernels)
     progress("counting what kernels move")
     found = describe(model, kernels, device_kernels, profile)
+    if found.unknown:
+        progress(f"not counted, for launches that TVM left out: {', '.join(found.unknown)}")
     return Compiled(profile, executable, kernels, found.device_kernels, found.points, found.minima)
 
 

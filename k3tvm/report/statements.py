@@ -169,14 +169,21 @@ def _all_of(condition: Any) -> list[Any]:
 
 def _skip(s: State, node: Any) -> None:
     """Launches that are not reached count, since the device functions are numbered."""
-    if s.extents or node is None:
-        return
+    if not s.extents and node is not None:
+        s.skipped += count_launches(node)
+
+
+def count_launches(node: Any) -> int:
+    """Launches in a statement of the host's code."""
+    count = 0
 
     def note(n: Any) -> None:
+        nonlocal count
         if type(n).__name__ == "AttrStmt" and str(n.attr_key) == "thread_extent":
-            s.skipped += str(n.node.thread_tag) == "blockIdx.x"
+            count += str(n.node.thread_tag) == "blockIdx.x"
 
     tvm_ffi.structural_walk(node, ((tvm.tirx.Stmt, note),), order="pre")
+    return count
 
 
 def _allocate(s: State, node: Any) -> None:

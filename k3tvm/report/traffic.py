@@ -12,7 +12,7 @@ from k3tvm.relax_models.operators import Operator
 from k3tvm.report.footprint import per_workgroup, points, requested, touched
 from k3tvm.report.points import integers, scalars, symbols
 from k3tvm.report.state import Launch, State
-from k3tvm.report.statements import tensor_of, walk
+from k3tvm.report.statements import count_launches, tensor_of, walk
 from k3tvm.schedules.registry import Kernel
 
 
@@ -38,6 +38,11 @@ def traffic_of(kernel: Kernel, point: Point) -> list[LaunchTraffic]:
     state = _start(kernel, point)
     walk(state, kernel.func.body)
     return [_launch(kernel.operator, launch, point) for launch in state.launches]
+
+
+def launch_count(kernel: Kernel) -> int:
+    """How many launches a kernel has, of which each becomes a device function."""
+    return count_launches(kernel.func.body)
 
 
 def _start(kernel: Kernel, point: Point) -> State:

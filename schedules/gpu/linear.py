@@ -229,6 +229,8 @@ def _many_on_cores(op: Linear, p: GpuProfile, a: SimpleNamespace, weights: Weigh
 
     tiles = op.groups * -(-op.rows // high(parts).rows)
     most_low = high(parts).tokens * CORES_BUSY // tiles
+    if most_low <= FEW:
+        return strips(low=False)
     with T.If(a.n <= T.int32(most_low)):
         with T.Then():
             strips(low=True)

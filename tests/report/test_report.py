@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from k3tvm._tvm import tvm
 from k3tvm.bundle.kernels import Traffic, device_kernel, kernel_entry
 from k3tvm.bundle.manifest import Manifest
 from k3tvm.checkpoint.presets import PRESETS
@@ -23,8 +24,9 @@ from k3tvm.report.kept import kept_traffic
 from k3tvm.report.minimum import minimum
 from k3tvm.report.points import points_for
 from k3tvm.report.rows import function_rows, operator_rows
+from k3tvm.report.statements import count_launches
 from k3tvm.report.table import _grid, write_report
-from k3tvm.report.traffic import traffic_of
+from k3tvm.report.traffic import launch_count, traffic_of
 from k3tvm.schedules.registry import select
 from tests.devices import require
 
@@ -139,11 +141,32 @@ def test_every_kernel_is_understood(preset, act, target):
     model = build_model(config, stored, act, captured=profile.captured)
     calls = {p: calls_of(model.module, entry_of(p.name, profile.captured)) for p in points_for(64)}
     for op in model.operators.values():
-        for point in (p for p, called in calls.items() if called[op.key]):
+        for point in (p for p, called in calls.items() if called.count[op.key]):
             for one in traffic_of(select(op, profile), point):
                 assert not [n for n in one.notes if "unknown length" not in n]
                 assert one.traffic.requested_bytes > 0
                 assert one.traffic.workgroups > 0
+
+
+def test_rows_behind_the_last_ones_are_sequences():
+    """The head of a prefill has a row for each sequence, whatever the length of the prompt."""
+    config = ModelConfig.from_json(PRESETS["k3-tiny"].config, "k3-tiny")
+    model = build_model(config, stored, "float32")
+    calls, point = calls_of(model.module, "prefill"), points_for(64)[2]
+    linear = [op for op in model.operators.values() if isinstance(op, Linear)]
+    head = [op for op in linear if op.rows == config.vocab_size]
+    assert [calls.point_of(op, point).rows for op in head] == [1]
+    assert {calls.point_of(op, point).rows for op in linear if op not in head} == {64}
+
+
+@pytest.mark.parametrize("target", ["cuda", "metal", "vulkan:nvidia"])
+@pytest.mark.parametrize("rows", [16, 2560, 49376, 67584, 163840])
+@pytest.mark.parametrize("fmt", ["bfloat16", "mxfp4", "float32"])
+def test_no_launch_is_out_of_reach(target, rows, fmt):
+    """TVM would leave it out, and the functions behind it would have other numbers than here."""
+    kernel = select(Linear(rows, 7168, fmt, "float32", 7168), profile_of(target))
+    simple = tvm.tirx.transform.StmtSimplify()(tvm.IRModule({"main": kernel.func}))["main"]
+    assert count_launches(simple.body) == launch_count(kernel)
 
 
 def stored(stem: str) -> WeightFormat:
@@ -174,7 +197,7 @@ def test_calls_follow_the_layers():
     """Every layer has one output projection of its mixer and one router where it has experts."""
     config = ModelConfig.from_json(PRESETS["k3-tiny"].config, "k3-tiny")
     model = build_model(config, stored, "float32")
-    calls = calls_of(model.module, "prefill")
+    calls = calls_of(model.module, "prefill").count
     named = {key: model.operators[key].name for key in calls}
     kinds = [config.layer_kinds[i] for i in range(config.num_layers)]
     count = {kind: sum(n for k, n in calls.items() if named[k] == kind) for kind in named.values()}
