@@ -17,17 +17,14 @@ from k3tvm.runtime.device_memory import DeviceMemory
 from k3tvm.schedules.profile import GpuProfile
 from k3tvm.schedules.registry import select
 
-OWN = {(9, 0): "sm_90a", (10, 0): "sm_100a"}  # architectures with instructions of their own
-
 
 def open_cuda(index: int) -> tuple[DeviceMemory, GpuProfile, str]:
     """A GPU of this machine, its profile and its name; DeviceError where there is none."""
     from k3tvm.cuda import runtime
 
     found = runtime.find(str(index))
-    major, minor = found.capability
-    arch = OWN.get(found.capability, f"sm_{major}{minor}")
-    return DeviceMemory(runtime.CUDA, index, "k3tvm.cuda"), cuda_profile(arch), found.name
+    memory = DeviceMemory(runtime.CUDA, index, "k3tvm.cuda")
+    return memory, cuda_profile(found.arch), found.name
 
 
 def open_emulated() -> tuple[DeviceMemory, GpuProfile, str]:

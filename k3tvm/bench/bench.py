@@ -39,6 +39,8 @@ def bench(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, A
             where=f"device {engine.device.label}",
             cure="measure on a real device, or on --device cpu",
         )
+    if engine.device.code.kind == "metal":
+        raise DeviceError("Metal devices cannot be measured yet", where=engine.device.label)
     limits = Limits(engine)
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, engine.config.vocab_size, plan.prompt)

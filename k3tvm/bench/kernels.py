@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,25 +72,15 @@ def _stopwatch(engine: Engine, machine: Machine) -> Stopwatch:
         from k3tvm.cuda import runtime
 
         return CudaStopwatch(machine, kernels, Clock(runtime.load().library))
-    if device.code.kind == "cpu":
-        return _HostStopwatch(machine, kernels)
-    wait = tvm_ffi.get_global_func("runtime.Device_StreamSync")
-    return _HostStopwatch(
-        machine, kernels, lambda: wait(tvm_ffi.device(device.type, device.index), 0)
-    )
+    return _HostStopwatch(machine, kernels)
 
 
 class _HostStopwatch:
-    """Called by the virtual machine before and after every call; only kernels count.
+    """Called by the virtual machine before and after every call; only kernels count."""
 
-    wait: returns when the device has done all that it was sent.
-    """
-
-    def __init__(
-        self, machine: Machine, kernels: set[str], wait: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, machine: Machine, kernels: set[str]) -> None:
         self.runs: list[Run] = []
-        self.kernels, self.wait = kernels, wait
+        self.kernels = kernels
         self.start = 0.0
         machine.instrument(self)
 
@@ -105,7 +94,6 @@ class _HostStopwatch:
     def __call__(self, function: Any, name: str, before: bool, result: Any, *args: Any) -> None:
         if name not in self.kernels:
             return
-        self.wait()
         if before:
             self.start = time.perf_counter()
         else:

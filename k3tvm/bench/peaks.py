@@ -91,10 +91,7 @@ def _read_rate(target: str) -> float:
 
 def _device_read_rate(kind: str, index: int) -> float:
     """The same on a GPU, by the device's own clock."""
-    devices = {"vulkan": _vulkan, "cuda": _cuda}
-    if kind not in devices:
-        raise DeviceError(f"reads of {kind} devices cannot be measured yet")
-    profile, memory, timer = devices[kind](index)
+    profile, memory, timer = DEVICES[kind](index)
     kernel = _device_function(profile)
     data = memory.block((READ_BYTES // 4,), "float32")
     sums = memory.block((READ_BYTES // PART,), "float32")
@@ -132,9 +129,12 @@ def _cuda(index: int) -> tuple[GpuProfile, DeviceMemory, Timer]:
     from k3tvm.cuda import runtime
 
     found, clock = runtime.find(str(index)), Clock(runtime.load().library)
-    profile = cuda_profile("sm_{}{}".format(*found.capability))
+    profile = cuda_profile(found.arch)
     memory = DeviceMemory(runtime.CUDA, index, "k3tvm.cuda")
     return profile, memory, lambda work: [clock.seconds(work) for _ in range(REPEATS)]
+
+
+DEVICES = {"vulkan": _vulkan, "cuda": _cuda}
 
 
 def _device_function(profile: GpuProfile) -> Any:
@@ -207,5 +207,5 @@ def _read_kernel(rows: int, ahead: int) -> Any:
 
 if __name__ == "__main__":
     kind, _, variant = sys.argv[1].partition(":")
-    on_gpu = kind in ("vulkan", "cuda", "metal")
+    on_gpu = kind in DEVICES
     print(_device_read_rate(kind, int(variant)) if on_gpu else _read_rate(sys.argv[1]))

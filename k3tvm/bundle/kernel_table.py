@@ -56,6 +56,19 @@ def _type(parameter: str) -> tuple[int, int, int]:
     return CODES[match[1]], int(match[2]), 1
 
 
+def find_module(library: bytes, kind: str, form: str) -> bytes | None:
+    """The bytes of a module of this kind and format inside of a linked library or archive."""
+    # the module's kind, its length in bytes, and its first field
+    head, first = counted(kind.encode()), counted(form.encode())
+    at = library.find(head)
+    while at >= 0:
+        begin = at + len(head) + 8
+        if library.startswith(first, begin):
+            return library[begin : begin + int.from_bytes(library[begin - 8 : begin], "little")]
+        at = library.find(head, at + 1)
+    return None
+
+
 class Reader:
     """Takes bytes apart from front to back; ValueError where they end too early."""
 

@@ -98,8 +98,8 @@ class DeviceKernel:
     name: str
     threads: tuple[int, int, int]
     shared_bytes: int
-    push_bytes: int
-    features: tuple[str, ...]
+    push_bytes: int = 0
+    features: tuple[str, ...] = ()
     operator: str = ""
     grid: tuple[str, ...] = ()
     resources: tuple[Resources, ...] = ()

@@ -13,10 +13,12 @@ HELP = "measure prefill and decode speed, as shares of the machine's own limits"
 EPILOG = """\
 The limits are measured in the same run: sequential reads with as many streams as threads, and
 single precision matrix products of NumPy's BLAS in a process of its own. On a GPU reads are those
-of a kernel, times of kernels are the device's own timestamps, and there is no BLAS beside it. Only
-bytes that a token must touch are counted: all weights, but of the experts only the chosen ones and
-of the embedding one row. Shares are fractions of 1. Where the bundle knows what a kernel moves
-(see docs/report.md), its share of the bandwidth is given: of reads, on CUDA of copies.
+of a kernel, times of kernels are the device's own timestamps (on CUDA those of events around an
+operator, in which a slow host counts, too), and there is no BLAS beside it. Metal devices cannot be
+measured yet. Only bytes that a token must touch are counted: all weights, but of the experts only
+the chosen ones and of the embedding one row. Shares are fractions of 1. Where the bundle knows what
+a kernel moves (see docs/report.md), its share of the bandwidth is given: of reads, on CUDA of
+copies.
 
 examples:
   k3tvm bench k3.bundle
@@ -92,4 +94,7 @@ def _text(facts: dict[str, Any]) -> str:
             ]
             for k in times[:12]
         ]
-    return "\n".join(lines) + table(rows, ["kernel", "entry", "calls", "us", "share", "of reads"])
+    head = ["kernel", "entry", "calls", "us", "share"]
+    if any(row[-1] for row in rows):
+        head.append("of copies" if limits["copy_bytes_per_s"] else "of reads")
+    return "\n".join(lines) + table([row[: len(head)] for row in rows], head)

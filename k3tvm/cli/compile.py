@@ -83,8 +83,9 @@ def run(args: argparse.Namespace) -> int:
         slots=args.slots,
         weights=not args.no_weights,
         dump=Path(args.dump) if args.dump else None,
-        allow_spills=tuple(args.allow_spills.split(",")) if args.allow_spills else (),
+        allow_spills=tuple(p.strip() for p in (args.allow_spills or "").split(",") if p.strip()),
     )
+    _check_uses(args)
     report = Path(args.report) if args.report else None
     if report and not report.absolute().parent.is_dir():
         raise UsageError(f"--report {report}: its folder does not exist")
@@ -102,3 +103,19 @@ def run(args: argparse.Namespace) -> int:
         f" in {time.monotonic() - start:.1f} s"
     )
     return 0
+
+
+def _check_uses(args: argparse.Namespace) -> None:
+    """UsageError for an option that is of no use to any of the targets."""
+    from k3tvm.cli.terminal import UsageError
+    from k3tvm.compiler.targets import profile_of, split_targets
+    from k3tvm.schedules.profile import GpuProfile
+
+    profiles = [profile_of(t) for t in split_targets(args.target)]
+    shipped = [p for p in profiles if isinstance(p, GpuProfile) and not p.emulated]
+    if args.report and not shipped:
+        raise UsageError(
+            f"--report: {args.target} has no kernels for a GPU", cure="add a target such as cuda"
+        )
+    if args.allow_spills and not any(p.kind == "cuda" for p in shipped):
+        raise UsageError(f"--allow-spills: it is for CUDA, and the target is {args.target}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from k3tvm.cli.terminal import command
 
 if TYPE_CHECKING:
+    from k3tvm.survey import Library, Part, Survey
     from k3tvm.vulkan.devices import Device, KernelNeeds
-    from k3tvm.vulkan.survey import Library, Part, Survey
 
 HELP = "say what compiling and running need and this machine has, and what would run a bundle"
 EPILOG = """\
@@ -61,7 +62,7 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look, print, and return 0 when something can run."""
-    from k3tvm.vulkan.survey import survey
+    from k3tvm.survey import survey
 
     if args.build:
         from k3tvm import native
@@ -161,11 +162,14 @@ def _verdict(found: Survey) -> str:
 def _cure(found: Survey) -> str:
     from k3tvm.vulkan.devices import INSTALL
 
-    kinds = {library.target.partition(":")[0] for library in found.libraries}
+    kinds = {re.split(r":|-(?!emulated)", library.target)[0] for library in found.libraries}
     if kinds == {"cpu"}:
         return "compile it again on this machine, or with --target cpu:portable"
     if problems := [f"{p.name}: {p.problem}" for p in found.parts if p.problem]:
         return problems[0]  # others are listed above
+    if kinds and kinds.isdisjoint({"cpu", "vulkan"}):
+        kind = min(kinds).removesuffix("-emulated")
+        return f"to try it without that device, add --target {kind}-emulated when you compile it"
     if any(d.usable for d in found.devices):
         return "compile it with --target vulkan:from-device"
     return f"no Vulkan device is usable; {INSTALL}"

@@ -48,11 +48,6 @@ def files() -> tuple[Functions, ...]:
     return tuple(_read(path) for path in sorted(FOLDER.glob("*.cuh")))
 
 
-def with_device_functions(text: str) -> str:
-    """The text behind the functions that it calls."""
-    return device_functions(text) + text
-
-
 def device_functions(text: str) -> str:
     """The functions that a text calls, "" for none; TargetError for a call of an unknown one."""
     return "".join(f"{f.text}\n" for f in _needed(set(CALL.findall(text)), []))

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from k3tvm.bundle.kernel_table import Row
 from k3tvm.bundle.manifest import DeviceKernel
 from k3tvm.compiler.launch import Launch
-from k3tvm.cuda.occupancy import Occupancy, occupancy
 from k3tvm.cuda.ptxas import Resources
-
-POINTER = 8  # bytes
 
 
 @dataclass(frozen=True)
@@ -30,27 +27,18 @@ class CudaKernel:
     def entry(self) -> DeviceKernel:
         """What the manifest says of it."""
         launch = self.launch
-        sizes = sum(_size(p) for p in launch.parameters)
         features = ("tensor_core",) if "k3_mma_" in self.text else ()
         return DeviceKernel(
             launch.name,
             launch.threads,
             launch.shared_bytes,
-            sizes,
-            features,
+            features=features,
             resources=self.resources,
         )
 
     def row(self) -> Row:
         """What TVM's module says of it."""
         return Row(self.name, self.launch.parameters, self.launch.tags)
-
-    def occupancies(self) -> tuple[Occupancy, ...]:
-        """The theoretical occupancy on each architecture of `resources`."""
-        threads = self.launch.total_threads
-        return tuple(
-            occupancy(r.arch, threads, r.registers, r.shared_bytes) for r in self.resources
-        )
 
 
 def kernel_texts(text: str) -> dict[str, str]:
@@ -63,8 +51,3 @@ def kernel_texts(text: str) -> dict[str, str]:
 def _name(body: str) -> str:
     match = re.search(r"(\w+)\s*\((?![\d, ]+\))", body)  # not that of __launch_bounds__
     return match[1] if match else ""
-
-
-def _size(parameter: str) -> int:
-    """Bytes of an argument."""
-    return POINTER if parameter == "handle" else max(1, int(re.sub(r"\D", "", parameter)) // 8)

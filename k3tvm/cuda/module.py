@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from k3tvm.bundle import kernel_table
 from k3tvm.bundle.kernel_table import Reader, Row, counted, write_table
 from k3tvm.errors import BundleError
 
@@ -42,12 +43,7 @@ def read_module(data: bytes, where: str = "CUDA module") -> CudaModule:
 
 def find_module(library: bytes, where: str = "library") -> CudaModule:
     """The module inside of a linked library; BundleError if there is none."""
-    head, form = counted(KIND.encode()), counted(FORMAT.encode())
-    at = library.find(head)
-    while at >= 0:
-        begin = at + len(head) + 8
-        if library.startswith(form, begin):
-            size = int.from_bytes(library[begin - 8 : begin], "little")
-            return read_module(library[begin : begin + size], where)
-        at = library.find(head, at + 1)
-    raise BundleError("has no CUDA module with a fat binary inside", where=where)
+    data = kernel_table.find_module(library, KIND, FORMAT)
+    if data is None:
+        raise BundleError("has no CUDA module with a fat binary inside", where=where)
+    return read_module(data, where)

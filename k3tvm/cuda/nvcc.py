@@ -62,6 +62,9 @@ def compile_all(
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         try:
             return list(pool.map(one, archs))
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
         except OSError as error:
             raise TargetError(
                 f"cannot be written: {error}",
@@ -79,7 +82,7 @@ def fatbin_of(toolkit: Toolkit, built: Sequence[Built]) -> bytes:
             (folder / f"{b.arch}.cubin").write_bytes(b.cubin)
             pictures.append(f"--image3=kind=elf,sm={b.arch[3:]},file={b.arch}.cubin")
         (folder / PTX).write_bytes(newest.ptx)
-        pictures.append(f"--image3=kind=ptx,sm={newest.arch[3:]},file={PTX}")
+        pictures.append(f"--image3=kind=ptx,sm={_number(newest.arch)},file={PTX}")
         _must(toolkit, "fatbinary", ["-64", PACKING, f"--create={FATBIN}", *pictures], folder)
         return (folder / FATBIN).read_bytes()
 
@@ -107,7 +110,8 @@ def _compile(toolkit: Toolkit, text: str, arch: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="k3tvm-") as name:
         folder = Path(name)
         (folder / TEXT).write_text(text)
-        front = [*FLAGS, "-ptx", f"-arch=compute_{arch[3:]}", TEXT, "-o", PTX]
+        # nothing in it is for one architecture alone, so that later GPUs can take it
+        front = [*FLAGS, "-ptx", f"-arch=compute_{_number(arch)}", TEXT, "-o", PTX]
         _must(toolkit, "nvcc", front, folder)
         first = _assemble(toolkit, folder, arch)
         spilled = {n: r.spill_bytes for n, r in _resources(first, arch).items() if r.spill_bytes}

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from k3tvm.errors import TargetError
-
 WARP = 32
 REGISTERS, REGISTER_UNIT, PARTITIONS = 65536, 256, 4
 RESERVED, SHARED_UNIT = 1024, 128  # bytes
@@ -54,13 +52,14 @@ class Occupancy:
     limit: Limit
 
 
-def occupancy(arch: str, threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """The theoretical occupancy of a kernel on "sm_90a".
+def occupancy(arch: str, threads: int, registers: int, shared_bytes: int) -> Occupancy | None:
+    """The theoretical occupancy of a kernel on "sm_90a"; None if that is not in the table.
 
-    threads, shared_bytes: of a block; registers: of a thread. TargetError for an architecture that
-    is not in the table.
+    threads, shared_bytes: of a block; registers: of a thread.
     """
-    sm = _multiprocessor(arch)
+    sm = MULTIPROCESSORS.get(int("".join(c for c in arch if c.isdigit())))
+    if sm is None:
+        return None
     warps = -(-threads // WARP)
     fits: dict[Limit, int] = {
         "warps": sm.warps // warps,
@@ -82,14 +81,6 @@ def _by_registers(warps: int, registers: int) -> int:
         return 0  # not even one: a launch counts every partition as full
     in_partition = REGISTERS // PARTITIONS // of_warp
     return in_partition * PARTITIONS // warps
-
-
-def _multiprocessor(arch: str) -> Multiprocessor:
-    number = "".join(c for c in arch if c.isdigit())
-    found = MULTIPROCESSORS.get(int(number or 0))
-    if found is None:
-        raise TargetError(f"nothing is known about the multiprocessors of {arch}")
-    return found
 
 
 def _rounded(value: int, unit: int) -> int:

@@ -26,6 +26,7 @@ CUDA = 2  # DLPack's number of the device type
 WHERE = "CUDA"
 DRIVER, CUDART, RUNTIME = "libcuda.so.1", "libcudart.so.13", "libtvm_runtime_cuda.so"
 COMPUTE_VERSION, NAME = 4, 5  # TVM's numbers of what a device says about itself
+OF_ITS_OWN = ((9, 0), (10, 0))  # capabilities with instructions that later ones do not have
 DEVICE_TO_DEVICE, DEFAULT_STREAM = 3, None
 
 
@@ -36,6 +37,12 @@ class CudaDevice:
     index: int
     name: str
     capability: tuple[int, int]
+
+    @property
+    def arch(self) -> str:
+        """What to compile for it alone: "sm_90a"."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}" + ("a" if self.capability in OF_ITS_OWN else "")
 
     def runs(self, image: Image) -> bool:
         """Whether it can run an image of a fat binary.

@@ -53,7 +53,7 @@ def build(module: Any, target: Any) -> Any:
         for name, text in _texts(module, target).items()
     }
     apple = xcode.compiler(profile.platform) if profile else None
-    kernels = [MetalKernel(launches[n], texts[n], apple is not None) for n in sorted(texts)]
+    kernels = [MetalKernel(launches[n], texts[n]) for n in sorted(texts)]
     work.write({f"{k.name}.metal": k.text.encode() for k in kernels})
     if available() or not (profile and profile.emulated):
         check_kernels(texts)

@@ -61,12 +61,6 @@ def name_of(text: str) -> str:
     return match[1] if match else ""
 
 
-def threadgroup_arrays(text: str) -> list[tuple[str, str, int]]:
-    """Type, name and elements of each array in threadgroup memory."""
-    found = re.findall(r"\bthreadgroup (\w+) (\w+)\[(\d+)\];", text)
-    return [(kind, name, int(count)) for kind, name, count in found]
-
-
 def _hoisted(text: str) -> str:
     """Threadgroup arrays at the top of the kernel. Their names are unique in it."""
     arrays = THREADGROUP.findall(text)

@@ -14,7 +14,7 @@ from k3tvm.report.domain import Domain, Product, TooManyError, places, united, w
 from k3tvm.report.state import Access, Tensor
 from k3tvm.report.values import combine, floor_divided, is_known
 
-SAMPLE = 4  # workgroups
+SAMPLE, FEW = 4, 16  # workgroups that are taken, and so many of which all are
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,11 @@ def points(domain: Domain) -> tuple[int, bool]:
 
 
 def per_workgroup(accesses: Sequence[Access], grid: Sequence[int]) -> int:
-    """Bytes that workgroups access, those of each counted once, by a sample of workgroups."""
-    step = -(-grid[0] // SAMPLE)
+    """Bytes that workgroups access, those of each counted once, by a sample of workgroups.
+
+    The step of the sample is odd: every second workgroup may be of another kind.
+    """
+    step = 1 if grid[0] <= FEW else -(-grid[0] // SAMPLE) | 1
     sample = [_sampled(a, step) for a in accesses]
     taken = [len(range(0, grid[0], step)), *grid[1:]]
     return touched(sample, taken).count * grid[0] // taken[0]

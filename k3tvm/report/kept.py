@@ -41,7 +41,6 @@ def _parse(data: bytes) -> list[LaunchTraffic]:
         LaunchTraffic(
             one["function"],
             tuple(one["grid"]),
-            one["threads"],
             Traffic(**one["traffic"]),
             tuple(one["notes"]),
         )

@@ -65,14 +65,14 @@ def _cached(op: Any, point: Point, a: Arg) -> Elements:
 
 PARTS: dict[tuple[str, str], Rule] = {
     ("", "health"): _nothing,  # written where a row is not finite
+    ("", "seqs"): _nothing,  # few integers, of which not all are always needed
+    ("Sample", "controls"): lambda op, point, a: (3 * point.sequences, 0),
     ("", "bank"): _entries,
     ("", "inverse_rms"): _entries,
     ("Embed", "table"): lambda op, point, a: (
         len(np.unique(integers(op, point)["ids"])) * op.width,
         0,
     ),
-    ("RmsNorm", "seqs"): _nothing,
-    ("AttnResNorm", "seqs"): _nothing,
     ("Linear", "x"): _columns(
         lambda op: (
             op.k + (op.groups - 1) * min(op.k, op.x_stride or op.k) if op.groups > 1 else op.k
@@ -95,6 +95,7 @@ PARTS: dict[tuple[str, str], Rule] = {
     ("Glu", "x"): _columns(lambda op: op.parts * 2 * op.width),
     ("Router", "x"): _columns(lambda op: op.experts),
     ("ExpertLinear", "x"): _columns(lambda op: op.k * (op.top_k if op.per_choice else 1)),
+    ("ExpertCombine", "norm_weight"): lambda op, point, a: (op.width if op.norm else 0, 0),
     ("ExpertLinear", "first"): _nothing,
     ("ExpertLinear", "order"): _nothing,
 }

@@ -14,6 +14,7 @@ class OperatorRow:
     """An operator at a point: all its launches together, of one call.
 
     seconds: the estimate. bound: what takes most of them. exact: else bytes are upper bounds.
+    launches: 0 where it is not known which functions are its own; the rest is 0 then.
     """
 
     operator: str
@@ -76,7 +77,7 @@ def operator_rows(code: CodeEntry, point: str) -> list[OperatorRow]:
             for t in k.traffic
             if t.point == point
         ]
-        if need is not None and launches:
+        if need is not None:
             rows.append(_row(kernel.key, kernel.schedule, need, launches, device))
     return sorted(rows, key=lambda r: -r.seconds * r.calls)
 
@@ -84,7 +85,7 @@ def operator_rows(code: CodeEntry, point: str) -> list[OperatorRow]:
 def _row(
     key: str, schedule: str, need: Minimum, launches: list[Traffic], device: Figures
 ) -> OperatorRow:
-    times: dict[str, float] = {}
+    times: dict[str, float] = {} if launches else {"not counted": 0.0}
     for t in launches:
         one = estimate(t, device)
         times[one.bound] = times.get(one.bound, 0.0) + one.seconds
@@ -125,7 +126,8 @@ def _function(k: DeviceKernel, resources: Resources | None) -> FunctionRow:
 
         threads = k.threads[0] * k.threads[1] * k.threads[2]
         found = occupancy(resources.arch, threads, resources.registers, resources.shared_bytes)
-        share, limit = found.share, found.limit
+        if found is not None:
+            share, limit = found.share, found.limit
     return FunctionRow(
         k.name, k.operator, k.threads, k.grid, k.shared_bytes, resources, share, limit
     )

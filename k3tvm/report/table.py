@@ -127,13 +127,18 @@ def _title(p: Point) -> str:
 
 def _step(rows: Sequence[OperatorRow]) -> str:
     moved = sum(r.moved_bytes * r.calls for r in rows)
-    least = sum(r.minimum_bytes * r.calls for r in rows)
+    least = sum(r.minimum_bytes * r.calls for r in rows if r.launches)
     launches = sum(r.launches * r.calls for r in rows)
     seconds = sum(r.seconds * r.calls for r in rows)
     return (
         f"A step: {launches} launches, {moved / 1e9:.3f} GB moved, at least {least / 1e9:.3f} GB;"
-        f" estimate {seconds * 1e3:.3f} ms."
+        f" estimate {seconds * 1e3:.3f} ms.{_missing(rows)}"
     )
+
+
+def _missing(rows: Sequence[OperatorRow]) -> str:
+    count = sum(not r.launches for r in rows)
+    return f" Without {count} operators that could not be counted." if count else ""
 
 
 def _operators(rows: Sequence[OperatorRow]) -> Cells:

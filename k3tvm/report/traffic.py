@@ -25,7 +25,6 @@ class LaunchTraffic:
 
     function: str
     grid: tuple[str, ...]
-    threads: int
     traffic: Traffic
     notes: tuple[str, ...]
 
@@ -72,7 +71,8 @@ def _launch(op: Operator, launch: Launch, point: Point) -> LaunchTraffic:
     stores = [a for a in launch.accesses if a.written]
     everything = requested(launch.accesses)
     read, written = touched(loads), touched(stores)
-    groups = per_workgroup(loads, launch.grid) + per_workgroup(stores, launch.grid)
+    sampled = per_workgroup(loads, launch.grid) + per_workgroup(stores, launch.grid)
+    groups = min(max(sampled, read.count + written.count), everything.count)
     done: Counter[str] = Counter()
     for domain, operations in launch.operations:
         times, _ = points(domain)
@@ -94,7 +94,6 @@ def _launch(op: Operator, launch: Launch, point: Point) -> LaunchTraffic:
     return LaunchTraffic(
         name,
         tuple(launch.grid_text),
-        math.prod(launch.threads),
         traffic,
         tuple(sorted(launch.notes)),
     )

@@ -103,11 +103,10 @@ def _open_cuda(folder: Path, entries: list[CodeEntry], selector: str) -> Device:
             memory = DeviceMemory(runtime.CUDA, found.index, "k3tvm.cuda")
             return Device(label, runtime.CUDA, found.index, memory, code)
         refusals.append(f"{code.target}: {lacking}")
-    major, minor = found.capability
     raise DeviceError(
         f"cannot run this bundle: {' | '.join(refusals)}",
         where=label,
-        cure=f"compile with --target cuda:sm_{major}{minor}",
+        cure=f"compile with --target cuda:{found.arch}",
     )
 
 

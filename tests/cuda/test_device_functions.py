@@ -48,7 +48,6 @@ def taken(text: str) -> list[str]:
 )
 def test_files_are_taken_for_what_is_called(some_files, text, files):
     assert taken(text) == files
-    assert device.with_device_functions(text).endswith(text)
 
 
 def test_unknown_function(some_files):

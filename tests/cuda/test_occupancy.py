@@ -9,7 +9,6 @@ import pytest
 
 from k3tvm.cuda.occupancy import MULTIPROCESSORS, occupancy
 from k3tvm.cuda.tools import find_toolkit
-from k3tvm.errors import TargetError
 from tests.cuda.toolkit import require_toolkit
 
 # Blocks, warps and what stops, worked out by hand.
@@ -42,8 +41,7 @@ def test_by_hand(kernel, expected):
 
 
 def test_unknown_architecture():
-    with pytest.raises(TargetError, match="sm_70"):
-        occupancy("sm_70", 128, 32, 0)
+    assert occupancy("sm_88", 128, 32, 0) is None
 
 
 PROGRAM = """

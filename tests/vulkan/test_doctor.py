@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from k3tvm import native
+from k3tvm import native, survey
 from k3tvm._ffi import PINS
 from k3tvm.cli.doctor import LABEL
 from k3tvm.cli.main import main
@@ -18,7 +18,7 @@ from k3tvm.cuda import runtime
 from k3tvm.cuda.runtime import CudaDevice
 from k3tvm.errors import DeviceError
 from k3tvm.runtime import cpu
-from k3tvm.vulkan import plugin, survey, tools
+from k3tvm.vulkan import plugin, tools
 from k3tvm.vulkan.devices import Device
 from tests.devices import require
 from tests.vulkan.machines import NVIDIA, bundle, code, device
@@ -195,6 +195,15 @@ def test_a_bundle_that_no_device_runs_exits_1_with_the_cure(doctor: Doctor, tmp_
     path = bundle(tmp_path / "b", NVIDIA)
     status, text = doctor(path, found=(SMALL,))
     assert status == 1 and text.endswith("compile it with --target vulkan:from-device\n")
+
+
+@pytest.mark.parametrize("kind", ["cuda", "metal"])
+def test_a_bundle_for_an_absent_kind_of_gpu_names_the_emulation(
+    doctor: Doctor, tmp_path: Path, kind: str
+) -> None:
+    path = bundle(tmp_path / "b", code(kind))
+    status, text = doctor(path, found=(GPU,))
+    assert status == 1 and f"add --target {kind}-emulated" in text.splitlines()[-1]
 
 
 def test_f28_a_bundle_of_another_tvm_runs_nowhere(doctor: Doctor, tmp_path: Path) -> None:

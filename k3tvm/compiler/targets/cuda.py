@@ -13,6 +13,7 @@ from k3tvm.schedules.profile import DESKTOP, Feature, GpuProfile
 
 # Ampere (A100; RTX 30), Ada (RTX 40), Hopper, Blackwell (B200; RTX 50)
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
+OLDEST_OF_ITS_OWN = 90  # "sm_90a": with code that later ones do not run
 OLDEST = 80  # mma.sync of bfloat16 and asynchronous copies begin here
 
 FEATURES: frozenset[Feature] = DESKTOP | {"float64", "tensor_core"}
@@ -21,9 +22,9 @@ FEATURES: frozenset[Feature] = DESKTOP | {"float64", "tensor_core"}
 def cuda_profile(variant: str = "", emulated: bool = False) -> GpuProfile:
     """`""`: the architectures of `ARCHS`; else a list such as "sm_86" or "sm_80+sm_90a"."""
     archs = tuple(dict.fromkeys(re.split(r"[+,]", variant))) if variant else ARCHS
-    for arch in archs:
-        _check(variant, arch)
     kind = "cuda-emulated" if emulated else "cuda"
+    for arch in archs:
+        _check(f"target {kind}:{variant}", arch)
     return GpuProfile(
         "cuda",
         f"{kind}:{'+'.join(archs)}" if variant else kind,
@@ -44,15 +45,17 @@ def cuda_emulated_profile(variant: str = "") -> GpuProfile:
     return cuda_profile(variant, emulated=True)
 
 
-def _check(variant: str, arch: str) -> None:
-    match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
-    if not match:
+def _check(where: str, arch: str) -> None:
+    match = re.fullmatch(r"sm_(\d{2,3})(a?)", arch)
+    if not match or match[2] and int(match[1]) < OLDEST_OF_ITS_OWN:
         raise TargetError(
-            f"target cuda:{variant}: {arch!r} is not an architecture",
+            f"{arch!r} is not an architecture",
+            where=where,
             cure=f"name some, such as cuda:sm_86 or cuda:sm_80+sm_90a; known: {', '.join(ARCHS)}",
         )
     if int(match[1]) < OLDEST:
         raise TargetError(
-            f"target cuda:{variant}: {arch} has no tensor cores for bfloat16",
+            f"{arch} has no tensor cores for bfloat16",
+            where=where,
             cure=f"use sm_{OLDEST} or newer, or --target vulkan",
         )
