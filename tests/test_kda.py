@@ -232,6 +232,20 @@ def test_f12_columns_of_any_size_are_float32(
 
 
 @each_profile
+@pytest.mark.parametrize("lowest", [-5.0, -40.0])
+def test_f12_what_is_forgotten_costs_no_digits(profile: TargetProfile, lowest: float) -> None:
+    """A row of values 1e4 times the others, of which four decays leave nothing, in one chunk."""
+    op = KdaChunk(1, 128, 128, "float32")
+    inputs = inputs_of(op, [(0, 0, 16, 0)], lowest=-0.1)
+    inputs["state"][:] = 0
+    inputs["qkv"][0, 256:] *= 1e4
+    inputs["decay"][1:5] = np.exp(lowest)
+    got, want = run(op, profile, inputs), expect(op, inputs)
+    assert relative_error(got["out"][5:], want["out"][5:]) <= tolerance("kda")
+    assert relative_error(got["state"][0], want["state"][0]) <= tolerance("kda")
+
+
+@each_profile
 def test_f3_step_continues_what_chunk_began(profile: TargetProfile) -> None:
     """A prompt by chunks, then single steps: the state means the same to both."""
     chunk, step = KdaChunk(2, 24, 40, "float32"), KdaStep(2, 24, 40, "float32")

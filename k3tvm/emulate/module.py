@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from k3tvm.compiler.launch import Launch
 from k3tvm.errors import TargetError
 
-MAGIC, FORMAT = b"K3EM", 2
+MAGIC, FORMAT = b"K3EM", 3
 TAGS = {
     f"{kind}.{axis}": 3 * k + a
     for k, kind in enumerate(("blockIdx", "threadIdx"))

@@ -25,7 +25,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint32_t kFormat = 2;
+constexpr uint32_t kFormat = 3;
 std::atomic<Seed> the_seed{0};
 
 class Reader {

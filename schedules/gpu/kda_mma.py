@@ -250,9 +250,13 @@ class Warp:
     def _update(self, write: Any, scales: list[Any]) -> None:
         """S^T = A_last S^T + U^T times the late keys, eight channels at a time.
 
-        U is at most 16 times the largest Y, so 2^-4 of the scale of Y will do for it.
+        write: U^T times the scales of Y. It gets its own: where the largest Y is forgotten within
+        the chunk, U is far below it.
         """
-        high, low = _left_operand(write, [g.floats(2.0**-4 / SCALE)] * 2)
+        bits = g.local(2, "int32")
+        _take_largest(write, bits)
+        own = [_scale_of(bits[T.int32(half)]) for half in range(2)]
+        high, low = _left_operand(write, [scale for scale, _ in own])
         for n in range(self.fragments):
             words, sums = g.local(4, "uint32"), g.local(4)
             _clear(sums, 0, 4)
@@ -261,7 +265,7 @@ class Warp:
             _multiply(sums, 0, high, low, words)
             for i in range(4):
                 total = self.stage.total[self.quad * T.int32(2) + T.int32(8 * n + i % 2)]
-                change = sums[T.int32(i)] * (scales[i // 2] * g.floats(2.0**4))
+                change = sums[T.int32(i)] * own[i // 2][1] * scales[i // 2]
                 g.put(self.state, total * self.state[T.int32(4 * n + i)] + change, 4 * n + i)
 
 

@@ -167,7 +167,8 @@ def _add(me: _Warp, at: Expr, worth: Expr, codes: Any, factors: list[Expr], plac
         do("e2m1_dots", pointer(sums, 0), pointer(codes, m * SUMS), pointer(b, 0))
         for j in range(SUMS // 2):
             to = place + m * SUMS // 2 + j
-            # not worth * factor first: that may leave the range of float32 where no value does
+            # not worth * factor first: that leaves the range of float32 sooner (this does so when x
+            # is 2^121 or more)
             value = sums[T.int32(j)] * worth * factors[2 * m + j // 2]
             g.put(totals, totals[T.int32(to)] + value, to)
 

@@ -10,6 +10,7 @@ import pytest
 from k3tvm import emulate
 from k3tvm._ffi import tvm_ffi
 from k3tvm.compiler.launch import Launch
+from k3tvm.cuda.device import device_functions
 from k3tvm.emulate.build import compiled
 from k3tvm.emulate.module import write_module
 from k3tvm.emulate.text import Piece
@@ -235,3 +236,26 @@ def test_many_modules_at_once_are_told_apart() -> None:
         assert (out.numpy() == i).all()
     others[-1]["probe"](ctypes.c_void_p(out.data_ptr()))
     assert (out.numpy() == 3).all()
+
+
+COPIES = """
+    __shared__ alignas(16) float cells[192];
+    for (int i = 0; i < 3; ++i) {
+      k3_copy4(&cells[64 * i + threadIdx.x], &x[64 * i + threadIdx.x]);
+      k3_copies_sent();
+    }
+    k3_copies_done(LATER);
+    __syncthreads();
+    for (int i = 0; i < 3; ++i) out[64 * i + threadIdx.x] = cells[64 * i + (threadIdx.x ^ 1)];
+"""
+
+
+@pytest.mark.parametrize("later", [0, 1, 2])
+def test_a_copy_that_was_not_waited_for_has_not_arrived(later: int) -> None:
+    """As late as hardware may have it: a kernel that waits for too few groups reads NaN."""
+    x, out = np.arange(192, dtype=np.float32), room(192)
+    functions = device_functions("k3_copy4(); k3_copies_sent(); k3_copies_done();")
+    kernel(COPIES.replace("LATER", str(later)), ARRAYS, functions=functions)(on_device(x), out, 1)
+    want = x.reshape(96, 2)[:, ::-1].reshape(3, 64).copy()
+    want[3 - later :] = np.nan
+    np.testing.assert_array_equal(out.numpy().reshape(3, 64), want)

@@ -1,22 +1,22 @@
 // Copies from device memory to shared memory that run beside the thread that asked for them.
 //
 // A thread asks for some copies, says that this was a group, and later waits until all but the
-// newest `later` of its groups have arrived. Other threads see them after the next barrier. The
-// plain bodies copy at once.
+// newest `later` of its groups have arrived. Other threads see them after the next barrier. With the
+// plain bodies nothing arrives before that.
 
 #ifdef K3_EMULATED
 
 __device__ __forceinline__ void k3_copy16(void* to, const void* from) {
-  __builtin_memcpy(to, from, 16);
+  k3emu::copy_later(to, from, 16);
 }
 
 __device__ __forceinline__ void k3_copy4(void* to, const void* from) {
-  __builtin_memcpy(to, from, 4);
+  k3emu::copy_later(to, from, 4);
 }
 
-__device__ __forceinline__ void k3_copies_sent() {}
+__device__ __forceinline__ void k3_copies_sent() { k3emu::copies_sent(); }
 
-__device__ __forceinline__ void k3_copies_done(int) {}
+__device__ __forceinline__ void k3_copies_done(int later) { k3emu::copies_done(later); }
 
 #else
 

@@ -35,6 +35,7 @@ struct Thread {
   unsigned lane;       // in the warp
   unsigned warp_size;  // of this warp: the last one of a block may be shorter
   const Services* services;
+  void* copies;  // the kernel's own: those that have not arrived
 };
 
 // A kernel: `arguments` has a pointer to each.

@@ -135,6 +135,43 @@ inline T __ldg(const T* p) {
 
 namespace k3emu {
 
+// Copies into memory of the block that a thread has asked for. None arrives before it is waited
+// for, as late as hardware may have it.
+struct Copies {
+  static constexpr int kMost = 128;
+  struct {
+    void* to;
+    const void* from;
+    unsigned bytes;
+    int group;
+  } of[kMost];
+  int count = 0, group = 0;
+};
+
+inline Copies& copies() { return *static_cast<Copies*>(self()->copies); }
+
+inline void copy_later(void* to, const void* from, unsigned bytes) {
+  Copies& all = copies();
+  if (all.count == Copies::kMost) fail("more copies under way than the emulator has room for");
+  all.of[all.count++] = {to, from, bytes, all.group};
+}
+
+inline void copies_sent() { ++copies().group; }
+
+// Those of all groups but the newest `later` arrive.
+inline void copies_done(int later) {
+  Copies& all = copies();
+  int left = 0;
+  for (int i = 0; i < all.count; ++i) {
+    if (all.of[i].group < all.group - later) {
+      memcpy(all.of[i].to, all.of[i].from, all.of[i].bytes);
+    } else {
+      all.of[left++] = all.of[i];
+    }
+  }
+  all.count = left;
+}
+
 template <typename... A>
 struct Apply {
   Apply(void (*function)(A...), A... a) { function(a...); }
@@ -143,6 +180,8 @@ struct Apply {
 // Calls a kernel with a pointer to each of its arguments.
 template <typename... A>
 inline void call(void (*function)(A...), void** arguments) {
+  Copies none;
+  self()->copies = &none;
   int i = 0;
   Apply<A...>{function, *static_cast<A*>(arguments[i++])...};  // braces: from left to right
 }
