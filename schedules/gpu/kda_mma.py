@@ -257,6 +257,7 @@ class Warp:
         _take_largest(write, bits)
         own = [_scale_of(bits[T.int32(half)]) for half in range(2)]
         high, low = _left_operand(write, [scale for scale, _ in own])
+        back = [g.let(inverse * of_y) for (_, inverse), of_y in zip(own, scales, strict=True)]
         for n in range(self.fragments):
             words, sums = g.local(4, "uint32"), g.local(4)
             _clear(sums, 0, 4)
@@ -265,7 +266,7 @@ class Warp:
             _multiply(sums, 0, high, low, words)
             for i in range(4):
                 total = self.stage.total[self.quad * T.int32(2) + T.int32(8 * n + i % 2)]
-                change = sums[T.int32(i)] * own[i // 2][1] * scales[i // 2]
+                change = sums[T.int32(i)] * back[i // 2]
                 g.put(self.state, total * self.state[T.int32(4 * n + i)] + change, 4 * n + i)
 
 
